@@ -1,0 +1,151 @@
+"""From rows to drafters: configs, construction, random or target start, save and load by safetensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from draftsmith.drafters.base import Drafter, DrafterConfig
+from draftsmith.drafters.dflash import DFlash
+from draftsmith.drafters.dspark import DSpark
+from draftsmith.errors import ContractError, ParamsError
+from draftsmith.manifest import write_bytes, write_json
+from draftsmith.nn.layers import LayerGeometry
+from draftsmith.nn.rope import Rope
+from draftsmith.params import Drafter as DrafterRow
+from draftsmith.params import Target as TargetRow
+from draftsmith.targets.base import SharedWeights, load_shared, read_config, read_tensors
+from draftsmith.targets.families import FAMILIES
+
+KINDS: dict[str, type[DFlash]] = {"dflash": DFlash, "dspark": DSpark}
+WEIGHTS_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+
+
+def drafter_config(row: DrafterRow, *, target: TargetRow, target_folder: Path) -> DrafterConfig:
+    """The config of a drafter row on a target. Raises ParamsError where the two do not fit."""
+    family = FAMILIES[target.family]
+    geometry = family.geometry(family.text_config(read_config(target_folder)))
+    if geometry.head_norms and not row.head_norms:
+        raise ParamsError(
+            f"drafters.*.head_norms must be true on {family.name} targets, whose layers have head norms",
+            got=row.head_norms,
+            where="params.yaml: drafters",
+        )
+    if row.layers > target.num_layers:
+        raise ParamsError("drafters.*.layers", got=row.layers, expected=f"<= {target.num_layers} layers of the target")
+    return DrafterConfig(
+        kind=row.kind,
+        family=family.name,
+        block_size=row.block_size,
+        num_layers=row.layers,
+        geometry=LayerGeometry(**{**asdict(geometry), "head_norms": row.head_norms}),
+        vocab_size=target.vocab_size,
+        mask_token_id=target.mask_token_id,
+        capture_layers=target.capture_layers,
+        sequential_kind=None if row.sequential is None else row.sequential.kind,
+        sequential_rank=0 if row.sequential is None else row.sequential.rank,
+        confidence=row.confidence,
+        sample_from_anchor=row.sample_from_anchor,
+    )
+
+
+def build_drafter(config: DrafterConfig, *, target_folder: Path, shared: SharedWeights | None = None) -> Drafter:
+    """An uninitialised drafter that shares the target's embedding and LM head (read from its weights if not given)."""
+    family = FAMILIES[config.family]
+    frequencies, scale = family.rope(family.text_config(read_config(target_folder)))
+    shared = shared or load_shared(target_folder, family=family)
+    return KINDS[config.kind](config, shared=shared, rope=Rope(frequencies, scale=scale))
+
+
+def start_from_target(drafter: DFlash, *, target_folder: Path) -> list[str]:
+    """Start the draft layers as the target's own last layers; returns the parameter names that were set.
+
+    `fc` passes the last captured layer through, `hidden_norm` is the input norm of the first copied layer (so that
+    context keys and values begin as the target's own where that layer follows the captured one), `norm` the
+    target's final norm. Head norms that the target lacks stay at one.
+    """
+    config = drafter.config
+    family = FAMILIES[config.family]
+    num_layers = family.text_config(read_config(target_folder)).num_hidden_layers
+    first = num_layers - config.num_layers
+    sources = {"norm.weight": f"{family.weight_prefix}norm.weight"}
+    sources["hidden_norm.weight"] = f"{family.weight_prefix}layers.{first}.input_layernorm.weight"
+    for name, _ in drafter.named_parameters():
+        match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+        if match:
+            sources[name] = f"{family.weight_prefix}layers.{first + int(match[1])}.{match[2]}"
+    tensors = read_tensors(target_folder, list(sources.values()))
+    parameters = dict(drafter.named_parameters())
+    done = []
+    with torch.no_grad():
+        for name, source in sources.items():
+            if source in tensors:
+                parameters[name].copy_(tensors[source])
+                done.append(name)
+        hidden = config.geometry.hidden_size
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+    return [*done, "fc.weight"]
+
+
+def config_body(config: DrafterConfig) -> dict[str, object]:
+    """The drafter's config.json: our own fields, whole."""
+    return {"draftsmith_version": 1, **asdict(config)}
+
+
+def save_drafter(drafter: Drafter, *, folder: Path, dtype: torch.dtype) -> None:
+    """Write config.json and model.safetensors (trainable weights only; the shared ones are the target's)."""
+    tensors: dict[str, Tensor] = {
+        name: value.detach().to(dtype).contiguous().cpu() for name, value in drafter.named_parameters()
+    }
+    write_json(folder / CONFIG_NAME, config_body(drafter.config))
+    write_bytes(folder / WEIGHTS_NAME, save(tensors))
+
+
+def read_drafter_config(folder: Path) -> DrafterConfig:
+    """Read config.json of a drafter folder; raises ContractError if it is missing or not ours."""
+    try:
+        body = json.loads((folder / CONFIG_NAME).read_text())
+        if body.pop("draftsmith_version") != 1:
+            raise ContractError("drafter config of another version", where=str(folder / CONFIG_NAME))
+        body["geometry"] = LayerGeometry(**body["geometry"])
+        body["capture_layers"] = tuple(body["capture_layers"])
+        return DrafterConfig(**body)
+    except FileNotFoundError:
+        raise ContractError(
+            "drafter folder has no config.json", got=folder, expected="run the train stage first"
+        ) from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ContractError(f"drafter config cannot be read: {error}", where=str(folder / CONFIG_NAME)) from None
+
+
+def load_drafter(folder: Path, *, target_folder: Path, shared: SharedWeights, dtype: torch.dtype) -> Drafter:
+    """Load a drafter by its folder; raises ContractError that lists missing, extra and misshapen weights."""
+    config = read_drafter_config(folder)
+    drafter = build_drafter(config, target_folder=target_folder, shared=shared)
+    try:
+        tensors = load_file(folder / WEIGHTS_NAME)
+    except (OSError, SafetensorError) as error:
+        raise ContractError(f"drafter weights cannot be read: {error}", where=str(folder / WEIGHTS_NAME)) from None
+    parameters = dict(drafter.named_parameters())
+    problems = [f"missing {name}" for name in sorted(parameters.keys() - tensors.keys())]
+    problems += [f"extra {name}" for name in sorted(tensors.keys() - parameters.keys())]
+    problems += [
+        f"{name} is {list(tensors[name].shape)}, expected {list(parameters[name].shape)}"
+        for name in sorted(parameters.keys() & tensors.keys())
+        if tensors[name].shape != parameters[name].shape
+    ]
+    if problems:
+        raise ContractError("drafter weights do not fit their config: " + "; ".join(problems), where=str(folder))
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+    return drafter.to(shared.head.device, dtype).eval().requires_grad_(False)

@@ -1,0 +1,168 @@
+"""The parts of a decoder layer that drafters share, chosen by the target family's geometry.
+
+Letters: B batch, S block slots, T context tokens, N flat tokens, D hidden, H query heads, G key heads, E head size.
+Sources: DFlash section 3 (context in the keys and values of every draft layer), the families' published layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from draftsmith.nn.kv import FlatBatch, KeyValueRows
+from draftsmith.nn.rope import rotate
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """Sizes and variants of one decoder layer."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    norm_eps: float
+    activation: Literal["silu", "gelu_pytorch_tanh"]
+    attention_bias: bool
+    mlp_bias: bool
+    attention_scale: float
+    head_norms: bool
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, computed in float32."""
+
+    def __init__(self, size: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Mlp(nn.Module):
+    """Gated MLP: down(act(gate(x)) * up(x))."""
+
+    def __init__(self, geometry: LayerGeometry) -> None:
+        super().__init__()
+        wide, bias = geometry.intermediate_size, geometry.mlp_bias
+        self.gate_proj = nn.Linear(geometry.hidden_size, wide, bias=bias)
+        self.up_proj = nn.Linear(geometry.hidden_size, wide, bias=bias)
+        self.down_proj = nn.Linear(wide, geometry.hidden_size, bias=bias)
+        self.activation = geometry.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return self.down_proj(gate * self.up_proj(x))
+
+
+class DraftAttention(nn.Module):
+    """Attention whose queries come from the block and whose keys and values from [context ; block]."""
+
+    def __init__(self, geometry: LayerGeometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+        hidden, size, bias = geometry.hidden_size, geometry.head_size, geometry.attention_bias
+        self.q_proj = nn.Linear(hidden, geometry.num_heads * size, bias=bias)
+        self.k_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(geometry.num_heads * size, hidden, bias=bias)
+        if geometry.head_norms:
+            self.q_norm = RMSNorm(size, eps=geometry.norm_eps)
+            self.k_norm = RMSNorm(size, eps=geometry.norm_eps)
+
+    def queries(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., D] -> rotated queries [..., H, E]."""
+        heads = self.q_proj(x).unflatten(-1, (self.geometry.num_heads, self.geometry.head_size))
+        return rotate(self.q_norm(heads) if self.geometry.head_norms else heads, cos=cos, sin=sin)
+
+    def keys_values(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """x [..., D] -> rotated keys and plain values, each [..., G, E]."""
+        shape = (self.geometry.num_kv_heads, self.geometry.head_size)
+        keys = self.k_proj(x).unflatten(-1, shape)
+        keys = rotate(self.k_norm(keys) if self.geometry.head_norms else keys, cos=cos, sin=sin)
+        return keys, self.v_proj(x).unflatten(-1, shape)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor,
+        mask: Tensor,
+        block_rope: tuple[Tensor, Tensor],
+        context_rope: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Training form: x [B, S, D], context [B, T, D], mask bool [B, S, T + S] (True = visible) -> [B, S, D]."""
+        queries = self.queries(x, cos=block_rope[0], sin=block_rope[1])
+        block_keys, block_values = self.keys_values(x, cos=block_rope[0], sin=block_rope[1])
+        context_keys, context_values = self.keys_values(context, cos=context_rope[0], sin=context_rope[1])
+        group = self.geometry.num_heads // self.geometry.num_kv_heads
+        out = functional.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            torch.cat((context_keys, block_keys), dim=1).repeat_interleave(group, dim=2).transpose(1, 2),
+            torch.cat((context_values, block_values), dim=1).repeat_interleave(group, dim=2).transpose(1, 2),
+            attn_mask=mask.unsqueeze(1),
+            scale=self.geometry.attention_scale,
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    def attend_rows(
+        self, x: Tensor, *, layer: int, rows: KeyValueRows, batch: FlatBatch, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Decoding form: flat block states x [N, D] over the context rows kept in `rows` -> [N, D]."""
+        keys, values = self.keys_values(x, cos=rope[0], sin=rope[1])
+        out = rows.attend(
+            layer,
+            queries=self.queries(x, cos=rope[0], sin=rope[1]),
+            keys=keys,
+            values=values,
+            batch=batch,
+            scale=self.geometry.attention_scale,
+        )
+        return self.o_proj(out.flatten(-2))
+
+
+class DraftLayer(nn.Module):
+    """A decoder layer of the target's family with `DraftAttention`; the context is not passed through input_layernorm."""
+
+    def __init__(self, geometry: LayerGeometry) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(geometry)
+        self.mlp = Mlp(geometry)
+        self.input_layernorm = RMSNorm(geometry.hidden_size, eps=geometry.norm_eps)
+        self.post_attention_layernorm = RMSNorm(geometry.hidden_size, eps=geometry.norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor,
+        mask: Tensor,
+        block_rope: tuple[Tensor, Tensor],
+        context_rope: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Training form; shapes as in `DraftAttention.forward`."""
+        attended = self.self_attn(
+            self.input_layernorm(x), context=context, mask=mask, block_rope=block_rope, context_rope=context_rope
+        )
+        return self._finish(x, attended)
+
+    def decode(
+        self, x: Tensor, *, layer: int, rows: KeyValueRows, batch: FlatBatch, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Decoding form; shapes as in `DraftAttention.attend_rows`."""
+        attended = self.self_attn.attend_rows(self.input_layernorm(x), layer=layer, rows=rows, batch=batch, rope=rope)
+        return self._finish(x, attended)
+
+    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))

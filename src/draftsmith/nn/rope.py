@@ -1,0 +1,34 @@
+"""Rotary position embedding with the frequencies of the target family. Letters: N tokens, H heads, D head size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Rope(nn.Module):
+    """Cosines and sines for absolute positions.
+
+    `inverse_frequencies` [D/2] and `scale` come from the target's own rotary module, so that every RoPE variant that
+    Hugging Face knows for the family holds here too.
+    """
+
+    def __init__(self, inverse_frequencies: Tensor, *, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("inverse_frequencies", inverse_frequencies.float(), persistent=False)
+        self.scale = scale
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [...] -> cos, sin [..., D] in float32."""
+        frequencies: Tensor = self.inverse_frequencies
+        angles = positions.to(torch.float32).unsqueeze(-1) * frequencies.float()
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def rotate(x: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads: x [..., H, D], cos and sin [..., D] of the same leading shape -> [..., H, D] in x's dtype."""
+    cos = cos.unsqueeze(-2).to(x.dtype)
+    sin = sin.unsqueeze(-2).to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,0 +1,313 @@
+"""The strict schema of params.yaml: every knob that changes a result, and nothing else. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from draftsmith.errors import ParamsError
+
+Dtype = Literal["bfloat16", "float32"]
+Domain = Literal["chat", "math", "code"]
+
+
+class Row(BaseModel):
+    """A frozen row in which an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sampling(Row):
+    """How the target is served: temperature 0 is greedy; top_p 1 and top_k 0 switch a filter off."""
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+
+
+class Target(Row):
+    """A target model. Exactly one of `package`, `hf_id`, `folder` says where its weights come from.
+
+    Its dimensions stand here so that planning needs no weights; they are checked against its config on load.
+    `capture_layers` are ids of decoder layers whose output the drafter reads; -1 is the embedding output.
+    """
+
+    family: Literal["llama", "qwen3", "gemma4"]
+    package: str | None = None
+    hf_id: str | None = None
+    revision: str | None = None
+    folder: str | None = None
+    hidden_size: int = Field(gt=0)
+    num_layers: int = Field(gt=1)
+    vocab_size: int = Field(gt=1)
+    mask_token_id: int = Field(ge=0)
+    capture_layers: tuple[int, ...] = Field(min_length=1)
+    last_hidden: Literal["labels", "all"] = "labels"
+    codec: Literal["plain", "bf16"] = "bf16"
+    dtype: Dtype = "bfloat16"
+    system_prompt: str | None = None
+    sampling: Sampling = Sampling()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Target:
+        named = [name for name in ("package", "hf_id", "folder") if getattr(self, name) is not None]
+        if len(named) != 1:
+            raise ValueError(f"exactly one of package, hf_id, folder must be set, got {named or 'none'}")
+        if self.hf_id is not None and self.revision is None:
+            raise ValueError("hf_id needs a pinned revision (a commit sha)")
+        if list(self.capture_layers) != sorted(set(self.capture_layers)):
+            raise ValueError(f"capture_layers must strictly increase, got {list(self.capture_layers)}")
+        if self.capture_layers[0] < -1 or self.capture_layers[-1] >= self.num_layers - 1:
+            raise ValueError(
+                f"capture_layers must lie in -1..{self.num_layers - 2} (the last layer cannot be captured), "
+                f"got {list(self.capture_layers)}"
+            )
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError(f"mask_token_id must be < vocab_size {self.vocab_size}, got {self.mask_token_id}")
+        return self
+
+
+class Sequential(Row):
+    """The sequential head (METHOD: DSpark Eq. 4-6) and the rank r of its bias."""
+
+    kind: Literal["markov"] = "markov"
+    rank: int = Field(256, gt=0)
+
+
+class LossWeights(Row):
+    """Weights of cross-entropy, total variation and confidence BCE in the training loss."""
+
+    ce: float = Field(ge=0)
+    tv: float = Field(ge=0)
+    confidence: float = Field(0.0, ge=0)
+
+
+class Drafter(Row):
+    """A drafter's architecture and the loss that defines it. `block_size` is K: draft tokens a round."""
+
+    kind: Literal["dspark", "dflash"]
+    block_size: int = Field(ge=2)
+    layers: int = Field(ge=1)
+    head_norms: bool = False
+    sequential: Sequential | None = None
+    confidence: bool = False
+    sample_from_anchor: Literal[True] = True
+    loss: LossWeights
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Drafter:
+        if self.kind == "dspark" and self.sequential is None:
+            raise ValueError("a dspark drafter needs `sequential`; without one it is a dflash")
+        if self.kind == "dflash" and (self.sequential is not None or self.confidence):
+            raise ValueError("a dflash drafter has neither `sequential` nor `confidence`")
+        if self.loss.confidence > 0 and not self.confidence:
+            raise ValueError("loss.confidence > 0 needs `confidence: true`")
+        if self.loss.ce + self.loss.tv == 0:
+            raise ValueError("loss.ce and loss.tv cannot both be 0")
+        return self
+
+
+class PromptFile(Row):
+    """A user's own prompts: JSON lines of {"turns": [...]} or {"messages": [...]}."""
+
+    path: str
+    domain: Domain
+
+
+class Prompts(Row):
+    """How many prompts of which domains; counts are in all, shared out by `mix`."""
+
+    sources: tuple[str, ...]
+    files: tuple[PromptFile, ...] = ()
+    mix: dict[Domain, float]
+    num_train: int = Field(gt=0)
+    num_validation: int = Field(gt=0)
+    num_calibration: int = Field(gt=0)
+    max_prompt_chars: int = Field(2000, gt=0)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Prompts:
+        if not self.sources and not self.files:
+            raise ValueError("at least one of prompts.sources and prompts.files must have a row")
+        if not self.mix or any(share <= 0 for share in self.mix.values()):
+            raise ValueError(f"prompts.mix must hold positive shares, got {self.mix}")
+        return self
+
+
+class Answers(Row):
+    """How the target answers the training and validation prompts."""
+
+    max_new_tokens: int = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    seed: int = 0
+
+
+class Cache(Row):
+    """Layout of the target cache, in tokens."""
+
+    shard_tokens: int = Field(gt=0)
+    chunk_tokens: int = Field(gt=0)
+    batch_tokens: int = Field(gt=0)
+    max_length: int = Field(gt=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cache:
+        if self.shard_tokens % self.chunk_tokens:
+            raise ValueError(
+                f"shard_tokens must be a multiple of chunk_tokens {self.chunk_tokens}, got {self.shard_tokens}"
+            )
+        if self.shard_tokens < self.max_length:
+            raise ValueError(f"shard_tokens must be >= max_length {self.max_length}, got {self.shard_tokens}")
+        return self
+
+
+class Train(Row):
+    """The training recipe. `global_batch` counts samples a step over all ranks and micro-steps."""
+
+    steps: int = Field(gt=0)
+    global_batch: int = Field(gt=0)
+    micro_batch: int = Field(gt=0)
+    anchors: int = Field(gt=0)
+    gamma_w: float = Field(4.0, gt=0)
+    lr: float = Field(gt=0)
+    warmup_share: float = Field(0.04, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    init: Literal["target_layers", "random"] = "target_layers"
+    dtype: Dtype = "bfloat16"
+    zero_stage: Literal[0, 1, 2] = 1
+    min_supervised: int = Field(14, ge=2)
+    checkpoint_every: int = Field(gt=0)
+    keep_checkpoints: int = Field(1, gt=0)
+    validate_every: int = Field(gt=0)
+    seed: int = 0
+
+
+class Calibrate(Row):
+    """Rounds of real speculative decoding on the calibration split, and the grid of the fit (DSpark 3.2.1)."""
+
+    max_new_tokens: int = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    temperature: float = Field(1.0, ge=0)
+    holdout_share: float = Field(0.5, gt=0, lt=1)
+    min_rounds: int = Field(200, gt=0)
+    num_bins: int = Field(20, gt=1)
+    grid_low: float = Field(0.2, gt=0)
+    grid_high: float = Field(5.0, gt=0)
+    grid_points: int = Field(200, gt=1)
+    seed: int = 0
+
+
+class Benchmark(Row):
+    """One benchmark of the evaluation and how many of its prompts are used."""
+
+    name: str
+    cap: int = Field(gt=0)
+
+
+class Evaluate(Row):
+    """Lossless speculative decoding against plain decoding of the same engine."""
+
+    benchmarks: tuple[Benchmark, ...] = Field(min_length=1)
+    temperatures: tuple[float, ...] = Field(min_length=1)
+    batch_size: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+    seed: int = 0
+
+
+class Run(Row):
+    """One drafter on one target; `train` overrides single fields of the common training row."""
+
+    drafter: str
+    target: str
+    train: dict[str, Any] = Field(default_factory=dict)
+
+
+class Params(Row):
+    """The whole of params.yaml."""
+
+    active_targets: tuple[str, ...]
+    runs: dict[str, Run] = Field(min_length=1)
+    targets: dict[str, Target]
+    drafters: dict[str, Drafter]
+    prompts: Prompts
+    answers: Answers
+    cache: Cache
+    train: Train
+    calibrate: Calibrate
+    evaluate: Evaluate
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Params:
+        for key, run in self.runs.items():
+            if run.drafter not in self.drafters:
+                raise ValueError(f"runs.{key}.drafter: no such row in drafters: {run.drafter!r}")
+            if run.target not in self.targets:
+                raise ValueError(f"runs.{key}.target: no such row in targets: {run.target!r}")
+            stem = f"{run.drafter}-{run.target}"
+            if key != stem and not key.startswith(stem + "-"):
+                raise ValueError(f"runs.{key}: the key must be {stem!r} or {stem + '-<variant>'!r}")
+            merged_train(self.train, run)
+        wanted = {run.target for run in self.runs.values()}
+        if set(self.active_targets) != wanted:
+            raise ValueError(
+                f"active_targets must equal the targets of runs {sorted(wanted)}, got {sorted(self.active_targets)}"
+            )
+        return self
+
+    def run(self, key: str) -> Run:
+        """The row of `key`; raises ParamsError that lists the keys there are."""
+        if key not in self.runs:
+            raise ParamsError(f"no run {key!r}", expected=f"one of {', '.join(self.runs)}", where="params.yaml: runs")
+        return self.runs[key]
+
+    def target(self, name: str) -> Target:
+        """The row of target `name`; raises ParamsError that lists the names there are."""
+        if name not in self.targets:
+            raise ParamsError(
+                f"no target {name!r}", expected=f"one of {', '.join(self.targets)}", where="params.yaml: targets"
+            )
+        return self.targets[name]
+
+    def train_of(self, key: str) -> Train:
+        """The training row of `key`: the common one with the run's own fields laid over it."""
+        return merged_train(self.train, self.run(key))
+
+
+def merged_train(common: Train, run: Run) -> Train:
+    """`common` with the fields of `run.train` laid over it, validated again."""
+    return Train.model_validate({**common.model_dump(), **run.train})
+
+
+def load_params(path: Path) -> Params:
+    """Read and check params.yaml; raises ParamsError that names every wrong field."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ParamsError("params file is missing", got=path, expected="a readable params.yaml") from None
+    except yaml.YAMLError as error:
+        raise ParamsError(f"params file is not YAML: {' '.join(str(error).split())}", where=str(path)) from None
+    return parse_params(raw, str(path.name))
+
+
+def parse_params(raw: object, where: str = "params.yaml") -> Params:
+    """Check a parsed document; raises ParamsError with one line a wrong field."""
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            place = ".".join(str(part) for part in item["loc"]) or "(whole file)"
+            if item["type"] == "extra_forbidden":
+                lines.append(f"unknown key {place} ({where})")
+            elif item["type"] == "missing":
+                lines.append(f"missing key {place} ({where})")
+            else:
+                got = "" if item["type"] == "value_error" else f", got {item['input']!r}"
+                lines.append(f"{place}: {item['msg'].removeprefix('Value error, ')}{got} ({where})")
+        raise ParamsError("; ".join(lines)) from None

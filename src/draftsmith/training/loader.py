@@ -1,0 +1,179 @@
+"""From cached samples to micro-batches: an order that depends on (seed, step) alone, never on the number of ranks.
+
+Letters: B samples of a micro-batch, T tokens of its longest, A anchors, K block size, L layers, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftsmith.cache.reader import CachedSample, CacheReader
+from draftsmith.errors import TrainingError
+from draftsmith.nn.block import BlockBatch, block_mask, draw_anchors, num_valid_slots, position_weights
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What a loader needs to know of the drafter and the recipe."""
+
+    block_size: int
+    num_anchors: int
+    gamma_w: float
+    mask_token_id: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One sample of a step: its index in the cache and the epoch that its anchors are drawn in."""
+
+    sample: int
+    epoch: int
+
+
+def global_batch(step: int, *, size: int, order: Callable[[int], Sequence[int]]) -> list[Planned]:
+    """The `size` samples of update `step`: a walk through the epochs' orders, the same at any number of ranks."""
+    first = order(0)
+    planned = []
+    for position in range(step * size, (step + 1) * size):
+        epoch, offset = divmod(position, len(first))
+        planned.append(Planned((first if epoch == 0 else order(epoch))[offset], epoch))
+    return planned
+
+
+def micro_batches(
+    planned: Sequence[Planned], *, rank: int, num_ranks: int, micro_batch: int
+) -> list[Sequence[Planned]]:
+    """This rank's share of a global batch, cut into micro-batches; every rank gets as many, some may be empty."""
+    share = -(-len(planned) // num_ranks)
+    count = -(-share // micro_batch)
+    mine = planned[rank * share : (rank + 1) * share]
+    return [mine[index * micro_batch : (index + 1) * micro_batch] for index in range(count)]
+
+
+def bf16_tensor(bits: NDArray[np.uint16]) -> torch.Tensor:
+    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape, without a copy."""
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: BatchShape, seed: int) -> BlockBatch:
+    """Assemble samples (with the epoch of each) into one padded micro-batch; anchors from (seed, epoch, sample id).
+
+    An empty list gives a batch with one token, no anchors and no slots.
+    """
+    size, num_samples = shape.block_size, max(1, len(samples))
+    drawn = [
+        draw_anchors(sample.supervised, num=shape.num_anchors, seed=seed, epoch=epoch, sample_id=sample.id)
+        for sample, epoch in samples
+    ]
+    longest = max((len(sample.input_ids) for sample, _ in samples), default=1)
+    widest = max((len(anchors) for anchors in drawn), default=0) or 1
+    first = samples[0][0].context.shape[1:] if samples else (1, 1)
+    context = torch.zeros(num_samples, longest, *first, dtype=torch.bfloat16)
+    anchors = np.full((num_samples, widest), -1, dtype=np.int64)
+    block_ids = np.full((num_samples, widest, size), shape.mask_token_id, dtype=np.int64)
+    lengths = np.ones(num_samples, dtype=np.int64)
+    index, previous, labels, numbers, hidden = [], [], [], [], []
+    for b, (sample, _) in enumerate(samples):
+        own = drawn[b]
+        length = len(sample.input_ids)
+        lengths[b] = length
+        context[b, :length] = bf16_tensor(sample.context)
+        anchors[b, : len(own)] = own
+        block_ids[b, : len(own), 0] = sample.input_ids[own]
+        valid = num_valid_slots(sample.supervised, own, block_size=size)
+        slots = np.arange(size)
+        which, slot = np.nonzero(slots < valid[:, None])
+        position = own[which] + slot
+        index.append((b * widest + which) * size + slot)
+        previous.append(sample.input_ids[position])
+        labels.append(sample.input_ids[position + 1])
+        numbers.append(slot)
+        rows = np.searchsorted(sample.label_positions, position)
+        hidden.append(bf16_tensor(sample.last_hidden)[torch.from_numpy(rows)])
+    number = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
+    weights = position_weights(size, gamma_w=shape.gamma_w)[number]
+    anchor_tensor = torch.from_numpy(anchors)
+    positions = (anchor_tensor.clamp(min=0).unsqueeze(-1) + torch.arange(size)).flatten(1)
+    mask = block_mask(anchor_tensor, lengths=torch.from_numpy(lengths), num_tokens=longest, block_size=size)
+
+    def joined(parts: list[NDArray[np.int64]]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64))
+
+    to = {"device": shape.device, "non_blocking": True}
+    return BlockBatch(
+        context=context.to(shape.device, shape.dtype),
+        block_ids=torch.from_numpy(block_ids).flatten(1).to(**to),
+        block_positions=positions.to(**to),
+        mask=mask.to(**to),
+        slot_index=joined(index).to(**to),
+        previous=joined(previous).to(**to),
+        labels=joined(labels).to(**to),
+        target_hidden=(torch.cat(hidden) if hidden else torch.zeros(0, first[-1])).to(shape.device, shape.dtype),
+        weights=torch.from_numpy(weights).to(**to),
+        slot_number=torch.from_numpy(number).to(**to),
+        num_tokens=sum(len(sample.input_ids) for sample, _ in samples),
+        num_anchors=sum(len(own) for own in drawn),
+    )
+
+
+class StepLoader:
+    """Yields this rank's micro-batches of each step, the next step being prepared by a thread meanwhile."""
+
+    def __init__(
+        self,
+        reader: CacheReader,
+        *,
+        members: Sequence[int],
+        shape: BatchShape,
+        size: int,
+        micro_batch: int,
+        seed: int,
+        rank: int,
+        num_ranks: int,
+    ) -> None:
+        """`members`: cache indices that training may use. Raises TrainingError if there are none."""
+        if not members:
+            raise TrainingError(
+                "no training sample has enough supervised tokens",
+                expected="at least one",
+                where="params.yaml: train.min_supervised",
+            )
+        self.reader, self.shape = reader, shape
+        self.members = frozenset(members)
+        self.size, self.micro_batch, self.seed = size, micro_batch, seed
+        self.rank, self.num_ranks = rank, num_ranks
+        self._orders: dict[int, list[int]] = {}
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            self._orders[epoch] = [i for i in self.reader.order(self.seed, epoch=epoch) if i in self.members]
+        return self._orders[epoch]
+
+    def load(self, step: int) -> list[BlockBatch]:
+        """The micro-batches of one step, for this rank."""
+        planned = global_batch(step, size=self.size, order=self._order)
+        shares = micro_batches(planned, rank=self.rank, num_ranks=self.num_ranks, micro_batch=self.micro_batch)
+        return [
+            make_block_batch(
+                [(self.reader.read(item.sample), item.epoch) for item in share], shape=self.shape, seed=self.seed
+            )
+            for share in shares
+        ]
+
+    def steps(self, first: int, *, stop: int) -> Iterator[tuple[int, list[BlockBatch]]]:
+        """(step, micro-batches) for first..stop-1."""
+        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
+            ahead = pool.submit(self.load, first) if first < stop else None
+            for step in range(first, stop):
+                assert ahead is not None
+                ready = ahead.result()
+                ahead = pool.submit(self.load, step + 1) if step + 1 < stop else None
+                yield step, ready

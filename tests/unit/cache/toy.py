@@ -1,0 +1,149 @@
+"""A toy cache: a few dozen short samples whose arrays follow from their ids; and a process that fills one.
+
+`python -m tests.unit.cache.toy STORE CODEC DIE_AFTER` fills it and kills itself with SIGKILL after so many writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from draftsmith.cache.claims import Owner
+from draftsmith.cache.plan import CachePlan, CacheSpec, Codec, LastHidden, PlannedSample, SampleLength, plan_cache
+from draftsmith.cache.writer import CacheWriter, SampleArrays
+from draftsmith.manifest import Manifest
+from draftsmith.storage import ObjectInfo, Store, open_store
+
+PREFIX = "cache/toy_target-0123abcd"
+FACTS: dict[str, Any] = {"target": "toy_target", "capture_layers": [1, 3]}
+NUM_LAYERS, HIDDEN_SIZE = 2, 6
+
+
+def toy_spec(*, codec: Codec = "bf16", last_hidden: LastHidden = "labels") -> CacheSpec:
+    return CacheSpec(
+        num_layers=NUM_LAYERS,
+        hidden_size=HIDDEN_SIZE,
+        codec=codec,
+        last_hidden=last_hidden,
+        shard_tokens=128,
+        chunk_tokens=16,
+        batch_tokens=100,
+        seed=7,
+    )
+
+
+def toy_samples(count: int = 18) -> list[SampleLength]:
+    """Lengths 8..49; a sample's labels are those of a mask whose last two thirds are supervised, in two runs."""
+    return [
+        SampleLength(f"sample-{number}", 8 + number * 37 % 42, count_labels(toy_mask(8 + number * 37 % 42)))
+        for number in range(count)
+    ]
+
+
+def toy_mask(num_tokens: int) -> np.ndarray:
+    mask = np.zeros(num_tokens, dtype=np.uint8)
+    mask[num_tokens // 3 :] = 1
+    mask[num_tokens // 2] = 0
+    return mask
+
+
+def count_labels(mask: np.ndarray) -> int:
+    """Positions p with p and p+1 both supervised, counted one by one."""
+    return sum(1 for p in range(len(mask) - 1) if mask[p] == 1 and mask[p + 1] == 1)
+
+
+def toy_plan(*, codec: Codec = "bf16", last_hidden: LastHidden = "labels") -> CachePlan:
+    return plan_cache(toy_samples(), spec=toy_spec(codec=codec, last_hidden=last_hidden))
+
+
+def toy_arrays(sample: PlannedSample, spec: CacheSpec) -> SampleArrays:
+    """Finite bfloat16 numbers drawn from the sample's id; last_hidden rows are cut by the mask's own loop."""
+    draw = np.random.default_rng(int.from_bytes(hashlib.sha256(sample.id.encode()).digest()[:8]))
+    mask = toy_mask(sample.num_tokens)
+    hidden = bf16_bits(draw.standard_normal((sample.num_tokens, HIDDEN_SIZE)))
+    labels = [p for p in range(sample.num_tokens - 1) if mask[p] == 1 and mask[p + 1] == 1]
+    kept = {"none": None, "labels": hidden[labels], "all": hidden}[spec.last_hidden]
+    context = bf16_bits(draw.standard_normal((sample.num_tokens, NUM_LAYERS, HIDDEN_SIZE)))
+    return SampleArrays(draw.integers(0, 50, sample.num_tokens, dtype=np.int32), mask, context, kept)
+
+
+def bf16_bits(values: np.ndarray) -> np.ndarray:
+    """float -> the upper 16 bits of float32."""
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+class Toy:
+    """Computes the toy's batches and counts how often each sample was computed."""
+
+    def __init__(self, plan: CachePlan) -> None:
+        self.plan = plan
+        self.computed: list[str] = []
+
+    def __call__(self, batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
+        for sample in batch:
+            self.computed.append(sample.id)
+            yield toy_arrays(sample, self.plan.spec)
+
+
+def toy_writer(store: Store, plan: CachePlan, *, owner: Owner | None = None, lease_s: float = 60.0) -> CacheWriter:
+    owner = owner or Owner.this_process(processor="toy")
+    return CacheWriter(store, prefix=PREFIX, plan=plan, facts=FACTS, owner=owner, lease_s=lease_s)
+
+
+def fill(store: Store, plan: CachePlan, toy: Toy) -> Manifest:
+    writer = toy_writer(store, plan)
+    for shard in plan.shards:
+        writer.write_shard(shard, toy)
+    return writer.finish()
+
+
+class DyingStore:
+    """A store whose process is killed, as by kill -9 or the power cut, right after its n-th write."""
+
+    def __init__(self, store: Store, *, die_after: int) -> None:
+        self._store, self._left = store, die_after
+
+    @property
+    def uri(self) -> str:
+        return self._store.uri
+
+    def get(self, path: str) -> bytes:
+        return self._store.get(path)
+
+    def get_range(self, path: str, *, start: int, length: int) -> bytes:
+        return self._store.get_range(path, start=start, length=length)
+
+    def head(self, path: str) -> ObjectInfo | None:
+        return self._store.head(path)
+
+    def put(self, path: str, data: bytes) -> ObjectInfo:
+        return self._counted(self._store.put(path, data))
+
+    def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
+        return self._counted(self._store.put_if_absent(path, data))
+
+    def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+        return self._counted(self._store.put_if_match(path, data, etag=etag))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self._store.delete(path)
+
+    def _counted(self, info: ObjectInfo) -> ObjectInfo:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return info
+
+
+if __name__ == "__main__":
+    _plan = toy_plan(codec=sys.argv[2])  # type: ignore[arg-type]
+    fill(DyingStore(open_store(sys.argv[1]), die_after=int(sys.argv[3])), _plan, Toy(_plan))

@@ -1,0 +1,209 @@
+"""Accepted length and acceptance by position against records counted by hand, brute force and SciPy's bootstrap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap
+
+from draftsmith.decoding.rounds import Generation, Round
+from draftsmith.errors import DraftsmithError
+from draftsmith.evaluation.accepted_length import AcceptedLength, measure_accepted_length, share_identical
+
+
+def make_round(
+    accepted: int, *, verified: int = 3, committed: int | None = None, ended: bool = False, cut: bool = False
+) -> Round:
+    usual = accepted if ended else accepted + 1
+    return Round(
+        anchor_position=0,
+        verified=verified,
+        accepted=accepted,
+        committed=usual if committed is None else committed,
+        ended=ended,
+        cut=cut,
+    )
+
+
+def make_generation(request_id: str, rounds: list[Round]) -> Generation:
+    drafted = [False]
+    for item in rounds:
+        drafted += [True] * item.committed_draft + [False] * (item.committed - item.committed_draft)
+    return Generation(request_id, tuple(range(len(drafted))), tuple(drafted), "length", tuple(rounds))
+
+
+# K = 3. Counted by hand in the tests below.
+GENERATIONS = [
+    make_generation("a/t0", [make_round(2), make_round(0)]),  # commits 3 + 1
+    make_generation("a/t1", [make_round(2, ended=True)]),  # commits 2: an accepted end-of-text, no bonus
+    make_generation("b/t0", [make_round(3), make_round(3, committed=2, cut=True)]),  # commits 4 + 2 of 4
+    make_generation("c/t0", []),  # the prefill token was the whole answer
+    make_generation("d/t0", [make_round(0, verified=1)]),  # commits 1
+]
+
+
+@pytest.fixture(scope="module")
+def measured() -> AcceptedLength:
+    return measure_accepted_length(GENERATIONS, block_size=3, seed=0)
+
+
+def test_counts(measured: AcceptedLength) -> None:
+    assert (measured.num_prompts, measured.num_requests, measured.num_prompts_without_rounds) == (4, 5, 1)
+    assert (measured.num_rounds, measured.num_cut_rounds, measured.share_cut) == (6, 1, 1 / 6)
+    assert measured.num_committed == 3 + 1 + 2 + 4 + 2 + 1
+    assert measured.num_tokens == measured.num_committed + 5  # and one token of each prefill
+
+
+def test_accepted_length_with_and_without_bonus(measured: AcceptedLength) -> None:
+    assert measured.accepted_length == pytest.approx(13 / 6)
+    assert measured.accepted_length_without_bonus == pytest.approx((2 + 0 + 2 + 3 + 2 + 0) / 6)
+
+
+def test_macro_is_the_mean_over_prompts_with_rounds(measured: AcceptedLength) -> None:
+    assert measured.accepted_length_macro == pytest.approx((6 / 3 + 6 / 2 + 1 / 1) / 3)
+    assert measured.accepted_length_without_bonus_macro == pytest.approx((4 / 3 + 5 / 2 + 0 / 1) / 3)
+
+
+def test_conditional_acceptance(measured: AcceptedLength) -> None:
+    # Slot 1: 4 of 6. Slot 2: a/t0's first round, a/t1 and both of b, 4 of 4. Slot 3: the end-of-text of a/t1
+    # was slot 2, so only a/t0's first round and both of b: 2 of 3, the cut one counted in full.
+    assert measured.num_conditional == (6, 4, 3)
+    assert measured.conditional_acceptance == pytest.approx((4 / 6, 1.0, 2 / 3))
+
+
+def test_prefix_survival(measured: AcceptedLength) -> None:
+    assert measured.num_counted == (6, 5, 4)
+    assert measured.prefix_survival == pytest.approx((4 / 6, 4 / 5, 2 / 4))
+
+
+def test_positions_without_evidence_are_none() -> None:
+    measured = measure_accepted_length([make_generation("a", [make_round(0)])], block_size=3, seed=0)
+    assert measured.conditional_acceptance == (0.0, None, None)
+    assert measured.prefix_survival == (0.0, 0.0, 0.0)
+    assert measured.conditional_acceptance_interval == (None, None, None)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    generations = [make_generation("a/t0", [make_round(2)]), make_generation("a/t1", [make_round(0)])]
+    measured = measure_accepted_length(generations, block_size=3, seed=0)
+    assert measured.accepted_length == 2.0
+    assert measured.accepted_length_interval is None
+
+
+def test_no_round_at_all_is_refused() -> None:
+    with pytest.raises(DraftsmithError, match=r"no decoding round to measure.*evaluate.max_new_tokens"):
+        measure_accepted_length([make_generation("a", [])], block_size=3, seed=0)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> list[Generation]:
+    generations = []
+    for index in range(draw(st.integers(1, 5))):
+        rounds = []
+        for _ in range(draw(st.integers(1, 6))):
+            verified = draw(st.integers(0, 4))
+            accepted = draw(st.integers(0, verified))
+            ended = accepted > 0 and draw(st.booleans())
+            usual = accepted if ended else accepted + 1
+            committed = draw(st.integers(1, usual))
+            rounds.append(
+                make_round(accepted, verified=verified, committed=committed, ended=ended, cut=committed < usual)
+            )
+        generations.append(make_generation(f"{index // 2}/t{index % 2}", rounds))
+    return generations
+
+
+@settings(deadline=None)
+@given(records())
+def test_measures_equal_their_definitions(generations: list[Generation]) -> None:
+    measured = measure_accepted_length(generations, block_size=4, seed=0, num_resamples=10)
+    rounds = [item for generation in generations for item in generation.rounds]
+    assert measured.accepted_length == pytest.approx(sum(item.committed for item in rounds) / len(rounds))
+    marks = sum(sum(generation.drafted) for generation in generations)
+    assert measured.accepted_length_without_bonus == pytest.approx(marks / len(rounds))
+    for k in range(1, 5):
+        reached = [r for r in rounds if r.accepted >= k - 1 and r.verified >= k and not (r.ended and k > r.accepted)]
+        seen = [r for r in rounds if r.verified >= k and not (r.ended and k > r.accepted)]
+        for found, population in (
+            (measured.conditional_acceptance[k - 1], reached),
+            (measured.prefix_survival[k - 1], seen),
+        ):
+            if population:
+                assert found == pytest.approx(sum(r.accepted >= k for r in population) / len(population))
+            else:
+                assert found is None
+
+
+def test_with_full_verification_the_accepted_length_is_one_plus_the_survivals() -> None:
+    lengths = np.random.default_rng(0).integers(0, 8, size=200)
+    generations = [make_generation(f"p{i}", [make_round(int(n), verified=7)]) for i, n in enumerate(lengths)]
+    measured = measure_accepted_length(generations, block_size=7, seed=0)
+    assert measured.accepted_length == pytest.approx(1 + sum(measured.prefix_survival), abs=1e-12)
+    assert np.cumprod(measured.conditional_acceptance) == pytest.approx(measured.prefix_survival, abs=1e-12)
+
+
+def random_generations(rng: np.random.Generator, num_prompts: int) -> list[Generation]:
+    """Prompts of differing difficulty and length; K = 7."""
+    generations = []
+    for index in range(num_prompts):
+        ease = rng.uniform(0.3, 0.9)
+        lengths = np.minimum(rng.geometric(1 - ease, size=rng.integers(5, 30)) - 1, 7)
+        generations.append(make_generation(f"p{index}", [make_round(int(n), verified=7) for n in lengths]))
+    return generations
+
+
+def test_interval_agrees_with_scipys_bootstrap() -> None:
+    generations = random_generations(np.random.default_rng(1), 60)
+    measured = measure_accepted_length(generations, block_size=7, seed=2, num_resamples=20_000)
+    committed = np.array([sum(item.committed for item in generation.rounds) for generation in generations])
+    rounds = np.array([len(generation.rounds) for generation in generations])
+    reference = bootstrap(
+        (committed, rounds),
+        lambda top, bottom, axis: top.sum(axis=axis) / bottom.sum(axis=axis),
+        paired=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=np.random.default_rng(3),
+    ).confidence_interval
+    assert measured.accepted_length_interval == pytest.approx((reference.low, reference.high), abs=0.02)
+    low, high = measured.accepted_length_without_bonus_interval or (0.0, 0.0)
+    assert (low + 1, high + 1) == pytest.approx(measured.accepted_length_interval, abs=1e-12)
+
+
+def test_interval_covers_the_truth_about_19_times_in_20() -> None:
+    rng = np.random.default_rng(4)
+    truth = measure_accepted_length(random_generations(rng, 20_000), block_size=7, seed=0, num_resamples=2)
+    hits, runs = 0, 300
+    for seed in range(runs):
+        interval = measure_accepted_length(
+            random_generations(rng, 40), block_size=7, seed=seed, num_resamples=500
+        ).accepted_length_interval
+        hits += interval is not None and interval[0] <= truth.accepted_length <= interval[1]
+    # A percentile bootstrap of 40 prompts covers a little less than 95 %.
+    assert 0.88 <= hits / runs <= 0.98
+
+
+def test_intervals_are_reproducible() -> None:
+    generations = random_generations(np.random.default_rng(5), 10)
+    first, second, other = (measure_accepted_length(generations, block_size=7, seed=seed) for seed in (1, 1, 2))
+    assert first == second
+    assert first.accepted_length_interval != other.accepted_length_interval
+    assert first.accepted_length == other.accepted_length
+
+
+def answer(request_id: str, *token_ids: int) -> Generation:
+    return Generation(request_id, token_ids, (False,) * len(token_ids), "length", ())
+
+
+def test_share_identical_counts_prompts_with_all_turns() -> None:
+    plain = [answer("a/t0", 1, 2), answer("a/t1", 3), answer("b/t0", 4), answer("c", 5), answer("d", 6, 7)]
+    ours = [answer("d", 6, 7), answer("a/t0", 1, 2), answer("a/t1", 9), answer("b/t0", 4), answer("c", 5, 5)]
+    assert share_identical(ours, plain=plain) == 2 / 4
+    assert share_identical(plain, plain=plain) == 1.0
+
+
+def test_share_identical_refuses_other_requests() -> None:
+    with pytest.raises(DraftsmithError, match="must answer the same requests"):
+        share_identical([answer("a", 1)], plain=[answer("b", 1)])
