@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import httpx
 from prefect.plugins import register_hook
 
 
@@ -19,13 +20,21 @@ def full_name(name: str) -> str:
 
 @register_hook
 def setup_environment(*, ctx: Any) -> None:
-    """Let the client look up a bare name under its full one. Called once a process, when Prefect is imported."""
+    """Let the client look up a bare name under its full one. Called once a process, when Prefect is imported.
+
+    Only a bare name also gets one line instead of a traceback if no server answers; all else is Prefect's own.
+    """
     from prefect.client.orchestration._deployments.client import DeploymentAsyncClient
 
     original = DeploymentAsyncClient.read_deployment_by_name
 
     @functools.wraps(original)
     async def read_deployment_by_name(self: DeploymentAsyncClient, name: str) -> Any:
-        return await original(self, full_name(name))
+        if "/" in name:
+            return await original(self, name)
+        try:
+            return await original(self, full_name(name))
+        except httpx.ConnectError:
+            raise SystemExit(f"no Prefect server answers at {ctx.api_url}: `make up`, or set PREFECT_API_URL") from None
 
     DeploymentAsyncClient.read_deployment_by_name = read_deployment_by_name  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLICE_ROWS = 128
+SLICE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,19 @@ class DraftLoss:
     tv: Tensor
     acceptance: Tensor
     correct: Tensor
+
+
+class _Space:
+    """Memory for one slice, made once: logits in the weights' dtype, and two float32 copies, [slice_rows, V] each."""
+
+    def __init__(self, slice_rows: int, head: Tensor) -> None:
+        shape = (slice_rows, head.shape[0])
+        self._narrow = torch.empty(shape, dtype=head.dtype, device=head.device)
+        self._draft = torch.empty(shape, dtype=torch.float32, device=head.device)
+        self._target = torch.empty_like(self._draft)
+
+    def rows(self, num: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self._narrow[:num], self._draft[:num], self._target[:num]
 
 
 class _SlicedLoss(torch.autograd.Function):
@@ -58,28 +71,32 @@ class _SlicedLoss(torch.autograd.Function):
         correct = torch.zeros(num, dtype=torch.bool, device=hidden.device)
         fused = feature is not None and softcap is None
         product = torch.cat((head, output_weight), dim=1) if fused else head  # type: ignore[list-item]
+        space = _Space(min(slice_rows, num), head)
         for start in range(0, num, slice_rows):
             rows = slice(start, min(start + slice_rows, num))
+            narrow, draft, target = space.rows(rows.stop - rows.start)
             inputs = torch.cat((hidden[rows], feature[rows]), dim=1) if fused else hidden[rows]  # type: ignore[index]
-            logits = (inputs @ product.T).float()
+            torch.mm(inputs, product.T, out=narrow)
+            draft.copy_(narrow)
             slope = None
             if softcap is not None:
-                squashed = torch.tanh(logits / softcap)
-                slope = 1 - squashed.square()
-                logits = squashed * softcap
+                draft.div_(softcap).tanh_()
+                slope = 1 - draft.square()
+                draft.mul_(softcap)
                 if feature is not None:
-                    logits = logits + (feature[rows] @ output_weight.T).float()  # type: ignore[union-attr]
+                    draft.add_(torch.mm(feature[rows], output_weight.T, out=narrow))  # type: ignore[union-attr]
             label = labels[rows].unsqueeze(1)
-            correct[rows] = logits.argmax(dim=1) == labels[rows]
-            top = logits.amax(dim=1, keepdim=True)
-            label_logit = logits.gather(1, label)
-            draft = logits.sub_(top).exp_()
+            top, best = draft.max(dim=1, keepdim=True)
+            correct[rows] = best.squeeze(1) == labels[rows]
+            label_logit = draft.gather(1, label)
+            draft.sub_(top).exp_()
             mass = draft.sum(dim=1, keepdim=True)
             draft.div_(mass)
             ce_rows[rows] = (top + mass.log() - label_logit).squeeze(1)
-            target = (target_hidden[rows] @ head.T).float()
+            torch.mm(target_hidden[rows], head.T, out=narrow)
+            target.copy_(narrow)
             if softcap is not None:
-                target = torch.tanh(target / softcap) * softcap
+                target.div_(softcap).tanh_().mul_(softcap)
             torch.softmax(target, dim=1, out=target)
             gap = torch.sub(draft, target, out=target)
             tv_rows[rows] = torch.linalg.vector_norm(gap, ord=1, dim=1)
@@ -88,26 +105,22 @@ class _SlicedLoss(torch.autograd.Function):
             weight = weights[rows].unsqueeze(1)
             if tv_weight > 0:
                 sign = gap.sign_()
-                mean = (draft * sign).sum(dim=1, keepdim=True)
+                mean = torch.linalg.vecdot(draft, sign).unsqueeze(1)
                 grad = sign.sub_(mean).mul_(tv_weight).add_(ce_weight).mul_(draft)
             else:
                 grad = draft.mul_(ce_weight)
             grad.scatter_add_(1, label, torch.full_like(label_logit, -ce_weight))
             grad.mul_(weight)
-            if fused:
-                small = grad.to(hidden.dtype)
-                both = small @ product
-                grad_hidden[rows] = both[:, : hidden.shape[1]]  # type: ignore[index]
-                grad_feature[rows] = both[:, hidden.shape[1] :]  # type: ignore[index]
-                grad_output += (small.T @ feature[rows]).float()  # type: ignore[index,operator]
-                continue
             if feature is not None:
-                small = grad.to(feature.dtype)
-                grad_feature[rows] = small @ output_weight  # type: ignore[index,operator]
-                grad_output += (small.T @ feature[rows]).float()  # type: ignore[operator]
+                grad_output.add_(narrow.copy_(grad).T @ feature[rows])  # type: ignore[union-attr]
             if slope is not None:
-                grad = grad * slope
-            grad_hidden[rows] = grad.to(hidden.dtype) @ head  # type: ignore[index]
+                if feature is not None:
+                    grad_feature[rows] = narrow @ output_weight  # type: ignore[index,operator]
+                grad.mul_(slope)
+            both = narrow.copy_(grad) @ product
+            grad_hidden[rows] = both[:, : hidden.shape[1]]  # type: ignore[index]
+            if fused:
+                grad_feature[rows] = both[:, hidden.shape[1] :]  # type: ignore[index]
         torch.clamp(1 - 0.5 * tv_rows, 0, 1, out=acceptance)
         ce, tv = (ce_rows * weights).sum(), (tv_rows * weights).sum()
         ctx.gradients = (grad_hidden, grad_feature, grad_output)
