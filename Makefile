@@ -15,6 +15,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything in it (instant when it is there)
+	@:
 
 $(STAMP): requirements.lock requirements-data.txt pyproject.toml
 	@case "$$(uname -s)" in Linux|Darwin) ;; *) echo "draftsmith runs on Linux and macOS, not on $$(uname -s)"; exit 1;; esac

@@ -22,7 +22,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.paths import Workspace
 
 RETRIES = 2
-RETRY_DELAY_S = 15
+RETRY_DELAY_S = 10
 STOP_GRACE_S = 20  # Prefect allows a cancelled flow run 30 s before it kills it
 TAIL_LINES = 12  # of the output in an error
 USER_ERROR_STATUS = 2  # what `draftsmith` leaves with when the user has to mend something

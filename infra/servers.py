@@ -140,6 +140,7 @@ def prefect_environment(port: int) -> dict[str, str]:
         "PREFECT_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # a run starts soon: one worker cannot burden its own server
         "PREFECT_PLUGINS_ENABLED": "false",  # the repository's own is for the user's client
     }
 

@@ -121,15 +121,14 @@ def up() -> None:
             start(service)
         for service in missing:
             wait_ready(service)
-        run_prefect(prefect, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-        run_prefect(prefect, "work-pool", "set-concurrency-limit", POOL, "1")
-        run_prefect(prefect, "deploy", "--all")
         worker = prefect_worker(prefect)
         if running(worker.name) is None:
             end_all(strays())
             crash_abandoned_runs(prefect)
             start(worker)
-        wait_ready(worker)
+        wait_ready(worker)  # it has made its pool by then
+        call_prefect(prefect, f"work_pools/{POOL}", {"concurrency_limit": 1}, method="PATCH")
+        run_prefect(prefect, "deploy", "--all")
     except BaseException:
         down()
         raise
@@ -145,16 +144,22 @@ def up() -> None:
             say(f"  {line}")
 
 
+def call_prefect(port: int, path: str, body: Mapping[str, object], *, method: str = "POST") -> bytes:
+    """One call of the Prefect server's own interface. Raises ServiceError if it fails."""
+    url, headers = f"http://{HOST}:{port}/api/{path}", {"Content-Type": "application/json"}
+    try:
+        return fetch(url, method=method, body=json.dumps(body).encode(), headers=headers)
+    except OSError as error:
+        raise ServiceError(f"the Prefect server refused {method} {path}: {error}") from error
+
+
 def crash_abandoned_runs(port: int) -> None:
     """Close the flow runs of a worker that is gone: they would keep the one place in the queue for ever."""
-    api, as_json = f"http://{HOST}:{port}/api", {"Content-Type": "application/json"}
     states = {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}
     wanted = {"flow_runs": {"state": states}, "work_pools": {"name": {"any_": [POOL]}}}
     crashed = {"state": {"type": "CRASHED", "message": "its worker was stopped"}, "force": True}
-    found = fetch(f"{api}/flow_runs/filter", method="POST", body=json.dumps(wanted).encode(), headers=as_json)
-    for run in json.loads(found):
-        url = f"{api}/flow_runs/{run['id']}/set_state"
-        fetch(url, method="POST", body=json.dumps(crashed).encode(), headers=as_json)
+    for run in json.loads(call_prefect(port, "flow_runs/filter", wanted)):
+        call_prefect(port, f"flow_runs/{run['id']}/set_state", crashed)
 
 
 def noted_ports() -> dict[str, int]:

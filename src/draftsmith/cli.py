@@ -24,9 +24,15 @@ KEY = click.option("--key", required=True, help="A row of `runs` in params.yaml.
 TARGET = click.option("--target", "name", required=True, help="A row of `targets` in params.yaml.")
 
 
-def _open() -> tuple[Workspace, Params]:
+def _open(*, key: str | None = None, target: str | None = None) -> tuple[Workspace, Params]:
+    """Params come before a command's imports, so that a mistyped name is told at once."""
     workspace = Workspace.find()
-    return workspace, load_params(workspace.params)
+    params = load_params(workspace.params)
+    if key is not None:
+        params.run(key)
+    if target is not None:
+        params.target(target)
+    return workspace, params
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -38,7 +44,7 @@ def cli() -> None:
 @cli.command()
 def run() -> None:
     """The whole line for every run of params.yaml: says what it will take, builds what is stale, prints the table."""
-
+    workspace, params = _open()
     from rich.console import Console
 
     from draftsmith.evaluation.summary import load_reports, summary
@@ -46,7 +52,6 @@ def run() -> None:
     from draftsmith.jobs.forecast import forecast
     from draftsmith.tracking import tracking_uri
 
-    workspace, params = _open()
     click.echo(forecast(workspace, params).text)
     before = line.tracked_files(workspace)
     for item in line.mend_store(workspace, params):
@@ -63,18 +68,20 @@ def run() -> None:
 @cli.command()
 def prompts() -> None:
     """Stage prompts: sources and files -> training, validation and calibration prompts."""
+    opened = _open()
     from draftsmith.jobs import prompts as job
 
-    job.run(*_open())
+    job.run(*opened)
 
 
 @cli.command()
 @TARGET
 def answers(name: str) -> None:
     """Stage answers@TARGET: the target answers the training and validation prompts."""
+    opened = _open(target=name)
     from draftsmith.jobs import answers as job
 
-    job.run(*_open(), name)
+    job.run(*opened, name)
 
 
 @cli.group()
@@ -87,9 +94,10 @@ def cache() -> None:
 @click.option("--slice", "part", metavar="I/N", help="Only shards i, i+n, ...; no manifest.")
 def cache_build(name: str, part: str | None) -> None:
     """Stage cache@TARGET: write every shard (or a slice of them), then the manifest."""
+    opened = _open(target=name)
     from draftsmith.jobs import cache as job
 
-    job.run(*_open(), name, part=job.parse_slice(part))
+    job.run(*opened, name, part=job.parse_slice(part))
 
 
 @cache.command("verify")
@@ -97,36 +105,40 @@ def cache_build(name: str, part: str | None) -> None:
 @click.option("--deep", is_flag=True, help="Read and hash every object, not a sample.")
 def cache_verify(name: str, deep: bool) -> None:
     """Stage verify@TARGET: the store holds what the manifest names."""
+    opened = _open(target=name)
     from draftsmith.jobs import verify as job
 
-    click.echo(job.run(*_open(), name, deep=deep).text)
+    click.echo(job.run(*opened, name, deep=deep).text)
 
 
 @cli.command()
 @KEY
 def train(key: str) -> None:
     """Stage train@KEY: train the drafter; resumes from its newest checkpoint."""
+    opened = _open(key=key)
     from draftsmith.jobs import train as job
 
-    job.run(*_open(), key)
+    job.run(*opened, key)
 
 
 @cli.command()
 @KEY
 def calibrate(key: str) -> None:
     """Stage calibrate@KEY: fit one temperature a position and report before and after."""
+    opened = _open(key=key)
     from draftsmith.jobs import calibrate as job
 
-    job.run(*_open(), key)
+    job.run(*opened, key)
 
 
 @cli.command()
 @KEY
 def evaluate(key: str) -> None:
     """Stage evaluate@KEY: speculative against plain decoding on the benchmarks."""
+    opened = _open(key=key)
     from draftsmith.jobs import evaluate as job
 
-    job.run(*_open(), key)
+    job.run(*opened, key)
 
 
 @cli.command()
@@ -137,6 +149,7 @@ def evaluate(key: str) -> None:
 @click.argument("prompt")
 def generate(key: str, temperature: float, max_new_tokens: int, seed: int, prompt: str) -> None:
     """Answer PROMPT by speculative decoding; drafted tokens are green (in [brackets] off a terminal)."""
+    opened = _open(key=key)
     from draftsmith.jobs import generate as job
 
     def write(text: str) -> None:
@@ -144,7 +157,7 @@ def generate(key: str, temperature: float, max_new_tokens: int, seed: int, promp
         sys.stdout.flush()
 
     done = job.run(
-        *_open(), key, prompt=prompt, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, write=write
+        *opened, key, prompt=prompt, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, write=write
     )
     rounds = f"{done.num_rounds} rounds, {done.num_drafted} tokens drafted" if done.num_rounds else "no round"
     click.echo(f"\n{done.num_tokens} tokens in {rounds}, {done.tokens_per_s:.1f} tokens/s", err=True)
@@ -159,9 +172,9 @@ def target() -> None:
 @click.argument("name", required=False)
 def target_fetch(name: str | None) -> None:
     """Make or download the Hugging Face folder of a target (default: every active target)."""
+    workspace, params = _open(target=name)
     from draftsmith.jobs.parts import target_folder
 
-    workspace, params = _open()
     for item in [name] if name else params.active_targets:
         click.echo(f"{item}: {target_folder(workspace, params, item).folder}")
 
@@ -175,9 +188,9 @@ def store() -> None:
 @click.option("--mend", is_flag=True, help="Run the stages again whose prefixes the store lacks.")
 def store_check(mend: bool) -> None:
     """Compare the current store with the manifests of this working copy."""
+    workspace, params = _open()
     from draftsmith.jobs import line
 
-    workspace, params = _open()
     missing = line.mend_store(workspace, params) if mend else line.check_store(workspace, params)
     for item in missing:
         done = "made again" if mend else f"run `dvc repro -f -s {item.stage}`"

@@ -105,7 +105,7 @@ def write_json(path: Path, body: object) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to a local file atomically (temporary file, fsync, rename). Raises StoreError if the disk refuses."""
+    """Write a local file atomically (temporary file, fsync, rename). Raises StoreError if the disk refuses."""
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,18 +37,11 @@ BATCH_POINTS = 1000  # the most that MLflow takes in one log_batch
 BATCH_TAGS = 100  # the most params or tags in one log_batch
 DIGEST_CHARS = 32  # MLflow stores at most 36 characters of a data set's digest
 PROCESS_TAG = "process"
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a finished job leaves for the flow that started it; `wall_s` in seconds, `finished` an ISO time in UTC."""
-
-    stage: str
-    name: str
-    run_id: str
-    url: str
-    wall_s: float
-    finished: str
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 
 class StageRun:
@@ -150,7 +142,8 @@ def stage_run(
 
     `name` is the key or target, `params` may be nested (logged with dotted names), `tags` add to those of
     `provenance`. A run that ends well leaves a receipt in the workspace. `resume_run_id` goes on with an earlier run
-    of the same stage, name and params; if there is none any more, a new run starts.
+    of the same stage, name and params; if there is none any more, a new run starts. The receipt's `wall_s` is of this
+    attempt alone, `finished` is in UTC.
     A run that is interrupted (SIGINT, SIGTERM) is marked KILLED, one that raises FAILED, and the error goes on.
     Raises MachineError, within seconds, if the tracking store is missing.
     """
@@ -180,9 +173,10 @@ def stage_run(
             _close_broken(run, error)
             raise
         run.close("FINISHED")
-    finished = datetime.now(UTC).isoformat(timespec="seconds")
-    receipt = Receipt(stage, name, run_id, run.url, round(time.monotonic() - started_s, 3), finished)
-    write_json(workspace.receipt(stage, name), asdict(receipt))
+    receipt: dict[str, Any] = {"stage": stage, "name": name, "run_id": run_id, "url": run.url}
+    receipt["wall_s"] = round(time.monotonic() - started_s, 3)
+    receipt["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(workspace.receipt(stage, name), receipt)
 
 
 def _close_broken(run: StageRun, error: BaseException) -> None:
@@ -231,8 +225,8 @@ def open_client(uri: str) -> MlflowClient:
     """An MLflow client for `uri`, quiet and without telemetry. Raises MachineError if a server does not answer."""
     if uri.startswith(("http://", "https://")):
         _probe(uri)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _foreign_warnings_off():
         from mlflow import MlflowClient

@@ -15,7 +15,7 @@ PROBABILITY_FLOOR = 1e-8
 
 @dataclass(frozen=True)
 class Verdict:
-    """`accepted` [R]: length of the accepted prefix; `next_distribution` [R, V]: what the next token is sampled from."""
+    """`accepted` [R]: length of the accepted prefix; `next_distribution` [R, V]: what follows is sampled from it."""
 
     accepted: Tensor
     next_distribution: Tensor

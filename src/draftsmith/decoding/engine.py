@@ -174,7 +174,8 @@ class Engine:
         positions = [item.anchor_position for item in live]
         anchors = [item.tokens[-1] for item in live]
         clock = time.perf_counter()
-        proposal, lengths, drafts = None, [0] * num, [[]] * num
+        proposal, lengths = None, [0] * num
+        drafts: list[list[int]] = [[]] * num
         if self.drafter is not None:
             assert self._draft_rows is not None
             proposal = self.drafter.propose(

@@ -48,7 +48,7 @@ def uniforms(seeds: Sequence[int], *, rounds: Sequence[int], slot: int, purpose:
     counter = np.asarray(rounds, dtype=np.uint64) * np.uint64(256) + np.uint64(slot * 4 + int(purpose))
     with np.errstate(over="ignore"):
         state = _mix(_mix(seed + _GOLDEN) + (counter + np.uint64(1)) * _GOLDEN)
-    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def is_greedy(sampling: Sampling) -> bool:

@@ -51,13 +51,13 @@ class Contract:
             raise ContractError(f"contract cannot be read: {error}", where=str(path)) from None
 
     def check(self, expected: dict[str, Any], *, meets: str) -> None:
-        """Compare the fields in `expected`, in the contract's order; raises ContractError for the first that differs."""
+        """Compare the fields in `expected` in order; raises ContractError that names the first to differ."""
         own = asdict(self)
         for field in fields(self):
             if field.name in expected and own[field.name] != expected[field.name]:
                 raise ContractError(
                     f"the drafter was made for another {field.name} than {meets} has",
-                    got=own[field.name],
-                    expected=expected[field.name],
+                    got=str(own[field.name]),
+                    expected=str(expected[field.name]),
                     where=CONTRACT_NAME,
                 )

@@ -5,6 +5,8 @@ Source: DFlash section 3 (arXiv 2602.06036), block convention of DSpark (the anc
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -40,13 +42,17 @@ class DFlash(Drafter):
                     if module.bias is not None:
                         module.bias.zero_()
 
+    @property
+    def draft_layers(self) -> list[DraftLayer]:
+        return cast(list[DraftLayer], list(self.layers))
+
     def backbone(self, batch: BlockBatch) -> Tensor:
         """Block states after the final norm: [B, A * K, D]."""
         context = self.hidden_norm(self.fc(batch.context.flatten(-2)))
         positions = torch.arange(context.shape[1], device=context.device).expand(context.shape[0], -1)
         block_rope, context_rope = self.rope(batch.block_positions), self.rope(positions)
         x = self.shared.embed(batch.block_ids).to(context.dtype)
-        for layer in self.layers:
+        for layer in self.draft_layers:
             x = layer(x, context=context, mask=batch.mask, block_rope=block_rope, context_rope=context_rope)
         return self.norm(x)
 
@@ -85,7 +91,7 @@ class DFlash(Drafter):
     def observe(self, observation: Observation, *, rows: KeyValueRows) -> None:
         context = self.hidden_norm(self.fc(observation.captured.flatten(-2).to(self.fc.weight.dtype)))
         cos, sin = self.rope(observation.batch.positions)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.draft_layers):
             keys, values = layer.self_attn.keys_values(context, cos=cos, sin=sin)
             rows.write(index, keys=keys, values=values, batch=observation.batch)
 
@@ -106,7 +112,7 @@ class DFlash(Drafter):
         ids[:, 0] = anchors
         x = self.shared.embed(ids.flatten()).to(self.fc.weight.dtype)
         rope = self.rope(batch.positions)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.draft_layers):
             x = layer.decode(x, layer=index, rows=rows, batch=batch, rope=rope)
         return self.norm(x).view(len(positions), size, -1)
 

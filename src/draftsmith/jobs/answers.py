@@ -14,6 +14,7 @@ from draftsmith.paths import Workspace
 from draftsmith.text.answers import (
     AnswerBatch,
     AnswerRow,
+    Split,
     answer_requests,
     plan_answer_batches,
     run_answer_batches,
@@ -22,7 +23,7 @@ from draftsmith.text.answers import (
 from draftsmith.text.rows import decode_prompts
 from draftsmith.tracking import stage_run
 
-SPLITS = ("train", "validation")
+SPLITS: tuple[Split, ...] = ("train", "validation")
 FORMAT_VERSION = 1
 
 

@@ -94,7 +94,7 @@ def run(workspace: Workspace, params: Params, key: str) -> None:
 def answer(
     engine: Engine, conversations: Sequence[Conversation], *, opened: OpenTarget, temperature: float, row: Evaluate
 ) -> Answered:
-    """Decode one benchmark at one temperature; the target's own filters are off, so that only lossless sampling counts."""
+    """Decode one benchmark at one temperature, without the target's own filters (the paper's setting)."""
     return answer_conversations(
         engine,
         conversations,

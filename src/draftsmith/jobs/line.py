@@ -43,7 +43,7 @@ def check_store(workspace: Workspace, params: Params) -> list[Missing]:
 
 
 def dvc(workspace: Workspace, arguments: list[str]) -> None:
-    """Run DVC in the workspace with this interpreter's programs first on the path. Raises DraftsmithError if it fails."""
+    """Run DVC in the workspace, this interpreter's programs first on the path. Raises DraftsmithError if it fails."""
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")])}
     command = [sys.executable, "-m", "dvc", *arguments]

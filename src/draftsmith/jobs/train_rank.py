@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from draftsmith.tracking import StageRun, stage_run
 from draftsmith.training.checkpoint import CheckpointStore, tag_of
 from draftsmith.training.engine import TrainEngine, prepare_process
 from draftsmith.training.launch import remove_shared_memory
-from draftsmith.training.loader import BatchShape, Planned, StepLoader, make_block_batch, micro_batches
+from draftsmith.training.loader import BatchShape, StepLoader, make_block_batch, num_micro_batches
 from draftsmith.training.loop import Hooks, StepReport, train
 from draftsmith.training.validation import Validation
 
@@ -61,9 +62,10 @@ def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_r
         start_from_target(drafter, target_folder=place.folder)
     members, held_out = _members(reader, recipe)
     shape = BatchShape(
-        config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, torch.device(device_name())
-    )
-    num_micro = len(micro_batches([Planned(0, 0)] * recipe.global_batch, rank=0, num_ranks=num_ranks, micro_batch=recipe.micro_batch))  # fmt: skip
+        config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, torch.device(device_name()),
+        (len(config.capture_layers), config.geometry.hidden_size),
+    )  # fmt: skip
+    num_micro = num_micro_batches(recipe.global_batch, num_ranks=num_ranks, micro_batch=recipe.micro_batch)
     engine = TrainEngine(drafter, recipe=recipe, loss=row.loss, num_micro=num_micro, init_method=init_method)
     loader = StepLoader(
         reader, members=members, shape=shape, size=recipe.global_batch, micro_batch=recipe.micro_batch,
@@ -108,6 +110,7 @@ class _Session:
 
     def run(self, drafter: Drafter, *, loader: StepLoader, held_out: list[BlockBatch]) -> None:
         first_step, run_id = self._resume()
+        row = self.params.drafters[self.params.run(self.key).drafter]
         tags = {
             "target": self.place.name,
             "drafter": self.params.run(self.key).drafter,
@@ -118,16 +121,23 @@ class _Session:
         if self.is_first:
             opened = stage_run(
                 "train", self.key, workspace=self.workspace, tags=tags, system_metrics=True, resume_run_id=run_id,
-                params={**self.recipe.model_dump(), "drafter": self.params.drafters[self.params.run(self.key).drafter].model_dump()},
+                params={**self.recipe.model_dump(), "drafter": row.model_dump()},
             )  # fmt: skip
-        bar = progress(f"train@{self.key}", total=self.recipe.steps, unit="steps") if self.is_first else nullcontext(lambda _: None)  # fmt: skip
+        bar: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
+        if self.is_first:
+            bar = progress(f"train@{self.key}", total=self.recipe.steps, unit="steps")
         with opened as tracked, bar as advance:
             advance(first_step)
             if tracked is not None:
                 uri = f"{self.store.uri}/{self.manifest.prefix}"
                 tracked.log_dataset(uri=uri, digest=self.manifest.digest, name=self.manifest.prefix, context="training")
+
+            def on_step(report: StepReport) -> None:
+                self._on_step(report, tracked)
+                advance(1)
+
             hooks = Hooks(
-                on_step=lambda report: (self._on_step(report, tracked), advance(1)),  # type: ignore[arg-type, func-returns-value]
+                on_step=on_step,
                 on_validation=lambda step, found: self._on_validation(step, found, tracked),
                 on_checkpoint=lambda step: self._save(step, tracked),
             )
@@ -207,17 +217,17 @@ class _Session:
         """Write drafter, contract and report; the drafter's weights are written last."""
         folder, report = self.workspace.drafter_dir(self.key), self.workspace.report_dir(self.key)
         facts = self.manifest.facts
-        shared, row = drafter.shared, self.place.row
+        shared, target = drafter.shared, self.place.row
         Contract(
             target=self.place.name,
             target_digest=self.place.digest,
             tokenizer_digest=facts["tokenizer_digest"],
             capture_convention=CAPTURE_CONVENTION,
-            capture_layers=row.capture_layers,
+            capture_layers=target.capture_layers,
             block_size=drafter.config.block_size,
             sample_from_anchor=drafter.config.sample_from_anchor,
-            mask_token_id=row.mask_token_id,
-            rope={"family": row.family, "head_size": drafter.config.geometry.head_size},
+            mask_token_id=target.mask_token_id,
+            rope={"family": target.family, "head_size": drafter.config.geometry.head_size},
             logit_softcap=shared.logit_softcap,
             embedding_scale=shared.embedding_scale,
             shared=("embed_tokens", "lm_head"),

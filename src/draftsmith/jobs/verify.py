@@ -11,7 +11,7 @@ from draftsmith.paths import Workspace
 
 
 def run(workspace: Workspace, params: Params, name: str, *, deep: bool) -> VerifyReport:
-    """Check sizes of all objects and sha256 of a sample (all with `deep`); raises CacheError that lists what is wrong."""
+    """Check sizes of all objects and sha256 of a sample (all with `deep`). Raises CacheError that lists problems."""
     params.target(name)
     manifest = cache_manifest(workspace, name)
     report = verify_cache(workspace_store(workspace), manifest, deep=deep)

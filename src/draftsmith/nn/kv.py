@@ -1,7 +1,7 @@
 """Key-value rows of many requests, and attention over them for a flat (ragged) batch of tokens.
 
 One class serves the target and the drafters: rows grow, roll back and move, nothing is padded outside attention.
-Letters: R requests, N flat tokens, Q most tokens of one request, T longest row, H query heads, G key heads, D head size.
+Letters: R requests, N flat tokens, Q most tokens of a request, T longest row, H query heads, G key heads, D head size.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class KeyValueRows:
         self.write(layer, keys=keys, values=values, batch=batch)
         if batch.is_prefill and window is None:
             return self._attend_prefill(queries, keys, values, batch, scale)
-        num_tokens, num_heads, head_size = queries.shape
+        _, num_heads, head_size = queries.shape
         num_groups = keys.shape[1]
         group = num_heads // num_groups
         num_requests, widest = len(batch.counts), max(batch.counts)

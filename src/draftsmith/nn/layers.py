@@ -132,7 +132,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """A decoder layer of the target's family with `DraftAttention`; the context is not passed through input_layernorm."""
+    """A decoder layer of the family with `DraftAttention`; the context does not pass through input_layernorm."""
 
     def __init__(self, geometry: LayerGeometry) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ class _SlicedLoss(torch.autograd.Function):
         tv_rows, acceptance = torch.zeros_like(ce_rows), torch.zeros_like(ce_rows)
         correct = torch.zeros(num, dtype=torch.bool, device=hidden.device)
         fused = feature is not None and softcap is None
-        product = torch.cat((head, output_weight), dim=1) if fused else head  # type: ignore[list-item]
+        product = torch.cat((head, output_weight), dim=1) if fused else head  # type: ignore[arg-type]
         space = _Space(min(slice_rows, num), head)
         for start in range(0, num, slice_rows):
             rows = slice(start, min(start + slice_rows, num))

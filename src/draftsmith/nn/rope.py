@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,18 +12,26 @@ class Rope(nn.Module):
     """Cosines and sines for absolute positions.
 
     `inverse_frequencies` [D/2] and `scale` come from the target's own rotary module, so that every RoPE variant that
-    Hugging Face knows for the family holds here too.
+    Hugging Face knows for the family holds here too. They stay float32 when the drafter is cast to bfloat16: at a
+    position in the thousands a rounded frequency is off by radians.
     """
+
+    inverse_frequencies: Tensor
 
     def __init__(self, inverse_frequencies: Tensor, *, scale: float) -> None:
         super().__init__()
         self.register_buffer("inverse_frequencies", inverse_frequencies.float(), persistent=False)
         self.scale = scale
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
+        exact = self.inverse_frequencies
+        super()._apply(fn, recurse)
+        self.inverse_frequencies = exact.to(self.inverse_frequencies.device)
+        return self
+
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [...] -> cos, sin [..., D] in float32."""
-        frequencies: Tensor = self.inverse_frequencies
-        angles = positions.to(torch.float32).unsqueeze(-1) * frequencies.float()
+        angles = positions.to(torch.float32).unsqueeze(-1) * self.inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos() * self.scale, angles.sin() * self.scale
 

@@ -18,9 +18,9 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
 
     def reset(self, generator: torch.Generator) -> None:
-        """W1 normal with variance 1/r, W2 zero."""
+        """W1 standard normal, W2 zero: no bias at first, and W2 learns at once because its inputs have unit scale."""
         with torch.no_grad():
-            self.markov_w1.weight.normal_(0.0, self.markov_w1.embedding_dim**-0.5, generator=generator)
+            self.markov_w1.weight.normal_(0.0, 1.0, generator=generator)
             self.markov_w2.weight.zero_()
 
     def feature(self, previous: Tensor) -> Tensor:

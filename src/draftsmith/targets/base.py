@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -94,7 +94,7 @@ def attend_rows(
     assert key_value_rows is not None
     assert flat_batch is not None
     out = key_value_rows.attend(
-        module.layer_idx,
+        cast(int, module.layer_idx),
         queries=query[0].transpose(0, 1),
         keys=key[0].transpose(0, 1),
         values=value[0].transpose(0, 1),
@@ -156,17 +156,26 @@ def read_config(folder: Path) -> PreTrainedConfig:
 def load_target(folder: Path, *, family: Family, capture_layers: Sequence[int], dtype: str, device: str) -> Target:
     """Load a target from a Hugging Face folder, its attention replaced by ours.
 
-    Raises TargetError if the folder is not a model of `family`.
+    Raises TargetError if the folder is not a model of `family`, or lacks weights (Hugging Face would fill them at
+    random).
     """
     config = read_config(folder)
     check_family(config, family, folder)
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, attend_rows)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=ATTENTION_NAME, local_files_only=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise TargetError(f"target cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}") from None
+    model, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise TargetError(f"{len(missing)} weights are missing in {folder}", got=f"no {missing[0]}")
     return Target(model.to(device), family=family, capture_layers=capture_layers)
 
 
@@ -182,16 +191,22 @@ def check_family(config: Any, family: Family, folder: Path) -> None:
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Read single tensors out of a folder's safetensors, without loading the model. Missing names are left out."""
+    """Read single tensors out of a folder's safetensors, without loading the model. Missing names are left out.
+
+    Raises TargetError if there are no safetensors or one cannot be read.
+    """
     found: dict[str, Tensor] = {}
     wanted = set(names)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise TargetError("target folder without weights", got=folder, expected="*.safetensors files in it")
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            for name in wanted.intersection(tensors.keys()):
-                found[name] = tensors.get_tensor(name)
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in wanted.intersection(tensors.keys()):
+                    found[name] = tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise TargetError(f"weights cannot be read: {error}", where=str(file)) from None
     return found
 
 

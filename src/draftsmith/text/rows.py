@@ -145,7 +145,10 @@ def encode_table(table: pa.Table) -> bytes:
 def decode_table(data: bytes, schema: pa.Schema) -> pa.Table:
     """The table of Parquet bytes; raises PromptError unless it has exactly `schema`."""
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        # Not pq.read_table: its data set scanner lets go of Python's bytes in a thread of its own, and if the
+        # interpreter is leaving just then, the whole process aborts.
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read(use_threads=False)
     except pa.ArrowInvalid as error:
         raise PromptError(f"not a Parquet table: {' '.join(str(error).split())[:200]}") from None
     if not table.schema.equals(schema):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class TrainEngine:
     def device(self) -> torch.device:
         return self.engine.device
 
-    def update(self, batches: Sequence[BlockBatch], *, lr: float, where: Callable[[], str]) -> StepResult:
+    def update(self, batches: Sequence[BlockBatch], *, lr: float, where: str) -> StepResult:
         """One optimiser update over this rank's micro-batches. Raises TrainingError on a loss that is not finite.
 
         `where` describes the step for the error text.
@@ -116,7 +116,7 @@ class TrainEngine:
         counts = [float(batch.weights.sum()) for batch in batches]
         weight = self.sum(torch.tensor([sum(counts)], dtype=torch.float64))[0].item()
         if weight == 0:
-            raise TrainingError(f"no valid anchor in the whole batch of {where()}")
+            raise TrainingError(f"no valid anchor in the whole batch of {where}")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         totals = torch.zeros(7 + 2 * self.block_size, dtype=torch.float64)
@@ -131,7 +131,7 @@ class TrainEngine:
         totals = self.sum(totals)
         loss = totals[0].item() / weight
         if not torch.isfinite(totals[0]):
-            raise TrainingError(f"loss is not finite at {where()}", got=loss)
+            raise TrainingError(f"loss is not finite at {where}", got=loss)
         size = self.block_size
         reached, seen = totals[7 : 7 + size], totals[7 + size :]
         return StepResult(
@@ -148,7 +148,7 @@ class TrainEngine:
 
     def _tally(self, sums: LossSums, batch: BlockBatch) -> Tensor:
         bce = 0.0 if sums.bce is None else float(sums.bce)
-        head = [float(sums.total), float(sums.ce), float(sums.tv), bce, batch.num_slots, batch.num_anchors]
+        head = [float(sums.total.detach()), float(sums.ce), float(sums.tv), bce, batch.num_slots, batch.num_anchors]
         slots, size = sums.slot_number.cpu(), self.block_size
         reached = torch.bincount(slots, weights=sums.acceptance.double().cpu(), minlength=size)
         seen = torch.bincount(slots, minlength=size).double()

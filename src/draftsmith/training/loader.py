@@ -5,6 +5,7 @@ Letters: B samples of a micro-batch, T tokens of its longest, A anchors, K block
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from draftsmith.nn.block import BlockBatch, block_mask, draw_anchors, num_valid_
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a loader needs to know of the drafter and the recipe."""
+    """What a loader needs to know of the drafter and the recipe; `context_shape` is (L, D)."""
 
     block_size: int
     num_anchors: int
@@ -28,6 +29,7 @@ class BatchShape:
     mask_token_id: int
     dtype: torch.dtype
     device: torch.device
+    context_shape: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,15 @@ def micro_batches(
     planned: Sequence[Planned], *, rank: int, num_ranks: int, micro_batch: int
 ) -> list[Sequence[Planned]]:
     """This rank's share of a global batch, cut into micro-batches; every rank gets as many, some may be empty."""
-    share = -(-len(planned) // num_ranks)
-    count = -(-share // micro_batch)
+    share = math.ceil(len(planned) / num_ranks)
+    count = num_micro_batches(len(planned), num_ranks=num_ranks, micro_batch=micro_batch)
     mine = planned[rank * share : (rank + 1) * share]
     return [mine[index * micro_batch : (index + 1) * micro_batch] for index in range(count)]
+
+
+def num_micro_batches(size: int, *, num_ranks: int, micro_batch: int) -> int:
+    """Micro-batches that every rank runs for a global batch of `size` samples."""
+    return math.ceil(math.ceil(size / num_ranks) / micro_batch)
 
 
 def bf16_tensor(bits: NDArray[np.uint16]) -> torch.Tensor:
@@ -75,8 +82,8 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
     ]
     longest = max((len(sample.input_ids) for sample, _ in samples), default=1)
     widest = max((len(anchors) for anchors in drawn), default=0) or 1
-    first = samples[0][0].context.shape[1:] if samples else (1, 1)
-    context = torch.zeros(num_samples, longest, *first, dtype=torch.bfloat16)
+    context = torch.zeros(num_samples, longest, *shape.context_shape, dtype=torch.bfloat16)
+    no_hidden = torch.zeros(0, shape.context_shape[1], dtype=torch.bfloat16)
     anchors = np.full((num_samples, widest), -1, dtype=np.int64)
     block_ids = np.full((num_samples, widest, size), shape.mask_token_id, dtype=np.int64)
     lengths = np.ones(num_samples, dtype=np.int64)
@@ -107,18 +114,20 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
     def joined(parts: list[NDArray[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64))
 
-    to = {"device": shape.device, "non_blocking": True}
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(shape.device, non_blocking=True)
+
     return BlockBatch(
         context=context.to(shape.device, shape.dtype),
-        block_ids=torch.from_numpy(block_ids).flatten(1).to(**to),
-        block_positions=positions.to(**to),
-        mask=mask.to(**to),
-        slot_index=joined(index).to(**to),
-        previous=joined(previous).to(**to),
-        labels=joined(labels).to(**to),
-        target_hidden=(torch.cat(hidden) if hidden else torch.zeros(0, first[-1])).to(shape.device, shape.dtype),
-        weights=torch.from_numpy(weights).to(**to),
-        slot_number=torch.from_numpy(number).to(**to),
+        block_ids=moved(torch.from_numpy(block_ids).flatten(1)),
+        block_positions=moved(positions),
+        mask=moved(mask),
+        slot_index=moved(joined(index)),
+        previous=moved(joined(previous)),
+        labels=moved(joined(labels)),
+        target_hidden=torch.cat([no_hidden, *hidden]).to(shape.device, shape.dtype),
+        weights=moved(torch.from_numpy(weights)),
+        slot_number=moved(torch.from_numpy(number)),
         num_tokens=sum(len(sample.input_ids) for sample, _ in samples),
         num_anchors=sum(len(own) for own in drawn),
     )

@@ -52,7 +52,7 @@ def train(
     for step, batches in loader.steps(first_step, stop=recipe.steps):
         ready = time.perf_counter()
         lr = learning_rate(step, steps=recipe.steps, peak=recipe.lr, warmup_share=recipe.warmup_share)
-        result = engine.update(batches, lr=lr, where=lambda done=step: f"step {done + 1}")
+        result = engine.update(batches, lr=lr, where=f"step {step + 1}")
         now = time.perf_counter()
         hooks.on_step(StepReport(step + 1, lr, result, step_s=now - last, data_wait_s=ready - last))
         done = step + 1

@@ -1,0 +1,181 @@
+"""Tiny random targets of each family, drafters on them, and samples cut from them; and the real target, loaded once.
+
+Every weight is random, norms included, and large enough that no two parts of a layer can be exchanged unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from draftsmith.cache.reader import CachedSample
+from draftsmith.drafters.dflash import DFlash
+from draftsmith.drafters.registry import build_drafter, drafter_config
+from draftsmith.params import Drafter as DrafterRow
+from draftsmith.params import LossWeights, Sequential
+from draftsmith.params import Target as TargetRow
+from draftsmith.targets.base import Target, load_target
+from draftsmith.targets.families import FAMILIES
+from draftsmith.training.loader import BatchShape
+
+VOCAB, HIDDEN, LAYERS, MASK_TOKEN, END_TOKEN = 61, 32, 5, 60, 59
+CAPTURED = (0, 2, 3)
+WEIGHTS = {"dspark": LossWeights(ce=0.1, tv=0.9, confidence=1.0), "dflash": LossWeights(ce=1.0, tv=0.0)}
+
+
+def tiny_config(family: str, **changes: Any) -> Any:
+    """A config of `family` with grouped heads and a head size that is not hidden / heads."""
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": family == "llama",
+        "bos_token_id": 1,
+        "eos_token_id": END_TOKEN,
+        "pad_token_id": 0,
+        **changes,
+    }
+    return {"llama": LlamaConfig, "qwen3": Qwen3Config}[family](**common)
+
+
+def randomize(module: torch.nn.Module, *, seed: int, std: float = 0.25) -> None:
+    """Fill every parameter: matrices normal with `std`, vectors (norms, biases) normal around 1 or 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            centre = 1.0 if "norm" in name else 0.0
+            parameter.normal_(centre, std, generator=generator)
+
+
+def random_model(config: Any, *, seed: int, std: float = 0.25) -> Any:
+    """A Hugging Face model of `config` with random weights, float32."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    randomize(model, seed=seed, std=std)
+    return model
+
+
+def save_tiny(folder: Path, *, family: str, seed: int, std: float = 0.25, **changes: Any) -> Path:
+    """Write a tiny random target to `folder`/`family`."""
+    random_model(tiny_config(family, **changes), seed=seed, std=std).save_pretrained(folder / family)
+    return folder / family
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Family -> folder of a tiny random target."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return {family: save_tiny(folder, family=family, seed=seed) for seed, family in enumerate(("llama", "qwen3"))}
+
+
+def tiny_target(folder: Path, *, capture_layers: Sequence[int] = CAPTURED) -> Target:
+    return load_target(
+        folder, family=FAMILIES[folder.name], capture_layers=capture_layers, dtype="float32", device="cpu"
+    )
+
+
+def reference(folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """The same weights as Hugging Face's own model, with its own attention."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+
+
+def hugging_face_greedy(model: Any, prompt: list[int], *, num: int) -> list[int]:
+    """The model's own greedy answer of at most `num` tokens, its end token included."""
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num, do_sample=False)
+    return out[0, len(prompt) :].tolist()
+
+
+def target_row(folder: Path, *, capture_layers: Sequence[int] = CAPTURED, **changes: Any) -> TargetRow:
+    fields: dict[str, Any] = {
+        "family": folder.name,
+        "folder": str(folder),
+        "hidden_size": HIDDEN,
+        "num_layers": LAYERS,
+        "vocab_size": VOCAB,
+        "mask_token_id": MASK_TOKEN,
+        "capture_layers": tuple(capture_layers),
+        **changes,
+    }
+    return TargetRow(**fields)
+
+
+def drafter_row(kind: str, *, block_size: int = 4, layers: int = 2, head_norms: bool = False) -> DrafterRow:
+    return DrafterRow(
+        kind=kind,
+        block_size=block_size,
+        layers=layers,
+        head_norms=head_norms,
+        sequential=Sequential(rank=6) if kind == "dspark" else None,
+        confidence=kind == "dspark",
+        loss=WEIGHTS[kind],
+    )
+
+
+def tiny_drafter(kind: str, folder: Path, *, seed: int, block_size: int = 4, **changes: Any) -> DFlash:
+    """A drafter on a tiny target, every parameter random."""
+    row = drafter_row(kind, block_size=block_size, head_norms=folder.name == "qwen3")
+    config = drafter_config(row, target=target_row(folder, **changes), target_folder=folder)
+    drafter = build_drafter(config, target_folder=folder)
+    assert isinstance(drafter, DFlash)
+    randomize(drafter, seed=seed)
+    return drafter
+
+
+def bf16_bits(values: torch.Tensor) -> np.ndarray:
+    """The bits of bfloat16 values as uint16, as the cache keeps them."""
+    return values.to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def make_sample(
+    model: Any, ids: Sequence[int], *, supervised: Sequence[int], name: str = "s/t0", captured: Sequence[int] = CAPTURED
+) -> CachedSample:
+    """A cached sample of `ids`, its hidden states taken from Hugging Face's model."""
+    with torch.inference_mode():
+        output = model(torch.tensor([list(ids)]), output_hidden_states=True)
+    mask = np.asarray(supervised, dtype=np.uint8)
+    labels = np.array([p for p in range(len(ids) - 1) if mask[p] and mask[p + 1]], dtype=np.int64)
+    context = torch.stack([output.hidden_states[layer + 1][0] for layer in captured], dim=1)
+    last = output.hidden_states[-1][0][torch.from_numpy(labels)]
+    return CachedSample(name, np.asarray(ids, dtype=np.int32), mask, bf16_bits(context), bf16_bits(last), labels)
+
+
+def widened(bits: np.ndarray) -> torch.Tensor:
+    """bfloat16 bits -> float32, by shifting them into place."""
+    return torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32))
+
+
+def batch_shape(*, block_size: int = 4, num_anchors: int = 64, dtype: torch.dtype = torch.float32) -> BatchShape:
+    return BatchShape(
+        block_size=block_size,
+        num_anchors=num_anchors,
+        gamma_w=4.0,
+        mask_token_id=MASK_TOKEN,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        context_shape=(len(CAPTURED), HIDDEN),
+    )
+
+
+def random_ids(count: int, *, seed: int, vocab: int = END_TOKEN) -> list[int]:
+    """Token ids without the end and mask tokens."""
+    return np.random.default_rng(seed).integers(2, vocab, count).tolist()
+
+
+@cache
+def loaded_real_target(folder: Path, dtype: str) -> Target:
+    """The real target with every layer captured that can be, one copy a test run and dtype."""
+    family = FAMILIES["llama"]
+    return load_target(folder, family=family, capture_layers=range(-1, 29), dtype=dtype, device="cpu")

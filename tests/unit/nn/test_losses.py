@@ -1,0 +1,185 @@
+"""The sliced loss against the plain loss in float64, whose gradients autograd takes through full logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from draftsmith.nn.losses import DraftLoss, draft_loss
+
+NUM, HIDDEN, RANK, VOCAB = 23, 16, 5, 67
+CASES = [pytest.param(rank, cap, id=f"{name}-{'cap' if cap else 'plain'}") for rank, name in ((0, "alone"), (RANK, "sequential")) for cap in (None, 3.0)]  # fmt: skip
+
+
+@dataclass
+class Problem:
+    """Random float32 operands; `feature` and `output_weight` are None without a sequential head."""
+
+    hidden: Tensor
+    feature: Tensor | None
+    output_weight: Tensor | None
+    head: Tensor
+    target_hidden: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    @classmethod
+    def draw(cls, *, rank: int, seed: int, num: int = NUM) -> Problem:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        return cls(
+            hidden=normal(num, HIDDEN),
+            feature=normal(num, rank) if rank else None,
+            output_weight=normal(VOCAB, rank) if rank else None,
+            head=normal(VOCAB, HIDDEN) * 0.5,
+            target_hidden=normal(num, HIDDEN),
+            labels=torch.randint(VOCAB, (num,), generator=generator),
+            weights=torch.rand(num, generator=generator) + 0.1,
+        )
+
+    def learnt(self) -> list[Tensor]:
+        return [tensor for tensor in (self.hidden, self.feature, self.output_weight) if tensor is not None]
+
+    def loss(self, *, softcap: float | None, slice_rows: int, ce: float = 0.1, tv: float = 0.9) -> DraftLoss:
+        return draft_loss(
+            self.hidden, feature=self.feature, output_weight=self.output_weight, head=self.head,
+            target_hidden=self.target_hidden, labels=self.labels, weights=self.weights,
+            ce_weight=ce, tv_weight=tv, softcap=softcap, slice_rows=slice_rows,
+        )  # fmt: skip
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        def cast(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.detach().to(dtype)
+
+        fields = (self.hidden, self.feature, self.output_weight, self.head, self.target_hidden)
+        return Problem(*[cast(field) for field in fields], self.labels, self.weights.to(torch.float64))  # type: ignore[arg-type]
+
+
+@dataclass
+class Plain:
+    total: Tensor
+    ce: Tensor
+    tv: Tensor
+    draft: Tensor
+    target: Tensor
+
+
+def plain_loss(problem: Problem, *, softcap: float | None, ce: float = 0.1, tv: float = 0.9) -> Plain:
+    """The loss as section 3.3 writes it, on full float64 logits."""
+    logits, target = problem.hidden @ problem.head.T, problem.target_hidden @ problem.head.T
+    if softcap is not None:
+        logits, target = softcap * torch.tanh(logits / softcap), softcap * torch.tanh(target / softcap)
+    if problem.feature is not None and problem.output_weight is not None:
+        logits = logits + problem.feature @ problem.output_weight.T
+    draft, wanted = logits.softmax(-1), target.softmax(-1)
+    ce_sum = (functional.cross_entropy(logits, problem.labels, reduction="none") * problem.weights).sum()
+    tv_sum = ((draft - wanted).abs().sum(-1) * problem.weights).sum()
+    return Plain(ce * ce_sum + tv * tv_sum, ce_sum, tv_sum, draft.detach(), wanted.detach())
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("slice_rows", [1, 7, 22, 23, 256])
+@pytest.mark.parametrize(("rank", "softcap"), CASES)
+def test_value_and_gradients_are_those_of_the_plain_loss(rank: int, softcap: float | None, slice_rows: int) -> None:
+    problem = Problem.draw(rank=rank, seed=slice_rows)
+    exact = problem.to(torch.float64)
+    for tensor in (*problem.learnt(), *exact.learnt()):
+        tensor.requires_grad_(True)
+    loss = problem.loss(softcap=softcap, slice_rows=slice_rows)
+    plain = plain_loss(exact, softcap=softcap)
+    (3.0 * loss.total).backward()
+    (3.0 * plain.total).backward()
+    for got, expected in ((loss.total, plain.total), (loss.ce, plain.ce), (loss.tv, plain.tv)):
+        assert relative_error(got.detach(), expected.detach()) < 1e-5
+    for got, expected in zip(problem.learnt(), exact.learnt(), strict=True):
+        assert got.grad is not None
+        assert expected.grad is not None
+        assert relative_error(got.grad, expected.grad) < 1e-5
+
+
+@pytest.mark.parametrize(("ce", "tv"), [(1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(("rank", "softcap"), CASES)
+def test_one_term_alone(rank: int, softcap: float | None, ce: float, tv: float) -> None:
+    problem = Problem.draw(rank=rank, seed=5)
+    exact = problem.to(torch.float64)
+    for tensor in (*problem.learnt(), *exact.learnt()):
+        tensor.requires_grad_(True)
+    problem.loss(softcap=softcap, slice_rows=9, ce=ce, tv=tv).total.backward()
+    plain_loss(exact, softcap=softcap, ce=ce, tv=tv).total.backward()
+    for got, expected in zip(problem.learnt(), exact.learnt(), strict=True):
+        assert got.grad is not None
+        assert expected.grad is not None
+        assert relative_error(got.grad, expected.grad) < 1e-5
+
+
+@pytest.mark.parametrize(("rank", "softcap"), CASES)
+def test_acceptance_is_the_mass_that_both_distributions_share(rank: int, softcap: float | None) -> None:
+    problem = Problem.draw(rank=rank, seed=2)
+    loss, plain = problem.loss(softcap=softcap, slice_rows=10), plain_loss(problem.to(torch.float64), softcap=softcap)
+    shared = torch.minimum(plain.draft, plain.target).sum(-1)
+    torch.testing.assert_close(loss.acceptance.double(), shared, rtol=1e-5, atol=1e-6)
+    assert loss.correct.tolist() == (plain.draft.argmax(-1) == problem.labels).tolist()
+
+
+def test_acceptance_stays_within_zero_and_one() -> None:
+    problem = Problem.draw(rank=0, seed=1, num=2)
+    problem.hidden, problem.head = torch.zeros(2, HIDDEN), torch.randn(VOCAB, HIDDEN) * 100
+    problem.hidden[0] = problem.target_hidden[0]
+    problem.hidden[1] = -problem.target_hidden[1]
+    acceptance = problem.loss(softcap=None, slice_rows=8).acceptance
+    assert acceptance[0] == 1.0
+    assert 0.0 <= acceptance[1] < 1e-6
+
+
+def test_no_gradient_reaches_the_frozen_head_or_the_target() -> None:
+    problem = Problem.draw(rank=RANK, seed=3)
+    for tensor in (*problem.learnt(), problem.head, problem.target_hidden):
+        tensor.requires_grad_(True)
+    loss = problem.loss(softcap=None, slice_rows=8)
+    loss.total.backward()
+    assert problem.head.grad is None
+    assert problem.target_hidden.grad is None
+    assert not (loss.ce.requires_grad or loss.tv.requires_grad or loss.acceptance.requires_grad)
+
+
+def test_no_slots_give_a_loss_of_zero_with_gradients_of_zero() -> None:
+    problem = Problem.draw(rank=RANK, seed=3, num=0)
+    for tensor in problem.learnt():
+        tensor.requires_grad_(True)
+    loss = problem.loss(softcap=None, slice_rows=8)
+    loss.total.backward()
+    assert loss.total.item() == 0.0
+    assert problem.output_weight is not None
+    assert problem.output_weight.grad is not None
+    assert problem.output_weight.grad.abs().sum() == 0
+
+
+def test_bfloat16_weights_keep_float32_softmaxes() -> None:
+    """bf16 operands: the value is that of their float64 product, up to the rounding of the logits themselves."""
+    problem = Problem.draw(rank=RANK, seed=4)
+    narrow = Problem(*[None if t is None else t.bfloat16() for t in (problem.hidden, problem.feature, problem.output_weight, problem.head, problem.target_hidden)], problem.labels, problem.weights)  # type: ignore[arg-type]  # fmt: skip
+    for tensor in narrow.learnt():
+        tensor.requires_grad_(True)
+    exact = narrow.to(torch.float64)
+    for tensor in exact.learnt():
+        tensor.requires_grad_(True)
+    loss, plain = narrow.loss(softcap=None, slice_rows=8), plain_loss(exact, softcap=None)
+    loss.total.backward()
+    plain.total.backward()
+    assert loss.total.dtype == torch.float32
+    assert relative_error(loss.total.detach(), plain.total.detach()) < 2.0**-8
+    for got, expected in zip(narrow.learnt(), exact.learnt(), strict=True):
+        assert got.grad is not None
+        assert expected.grad is not None
+        assert got.grad.dtype == torch.bfloat16
+        assert relative_error(got.grad, expected.grad) < 2.0**-6
