@@ -99,7 +99,7 @@ PARAMS: dict[str, Any] = {
         "dtype": "float32",
         "min_supervised": 6,
         "checkpoint_every": 2,
-        "keep_checkpoints": 3,
+        "keep_checkpoints": 4,
         "validate_every": 5,
         "seed": 4,
     },
@@ -221,12 +221,13 @@ class Line:
     @property
     def environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_SETTINGS)}
+        own.pop("PYTHONDONTWRITEBYTECODE", None)
         own |= {
             "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", os.defpath)]),
             "PYTHONPATH": str(self.root / "src"),
             "OMP_NUM_THREADS": "1",
             "DVC_NO_ANALYTICS": "1",
-            "DVC_SITE_CACHE_DIR": str(self.root / ".dvc" / "site"),
+            "DVC_SITE_CACHE_DIR": str(self.root.parent / "dvc-site"),
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_SYSTEM": os.devnull,
             "HF_ENDPOINT": "http://127.0.0.1:1",  # nobody listens there: nothing is downloaded by mistake
@@ -335,6 +336,12 @@ def must(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[
     return done
 
 
+def must_end(process: subprocess.Popen[str]) -> None:
+    """Wait for a started command, which must end well."""
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    must(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+
+
 def kill_when(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Send SIGKILL as soon as `condition` holds; fails the test if the process ends before that."""
     deadline = time.monotonic() + TIMEOUT_S
@@ -403,6 +410,14 @@ def built_line(prepared_line: Line, tmp_path_factory: pytest.TempPathFactory) ->
     """The whole of dvc.yaml built for both drafters. Tests do not change it: they take a copy."""
     line = prepared_line.copied(tmp_path_factory.mktemp("built") / "line")
     line.dvc("repro")
+    return line
+
+
+@pytest.fixture(scope="session")
+def trained_line(prepared_line: Line, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    """The DSpark drafter trained without interruption, by one rank. Tests do not change it: they take a copy."""
+    line = prepared_line.copied(tmp_path_factory.mktemp("trained") / "line")
+    line.run("train", "--key", DSPARK)
     return line
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig, Qwen3Config
 
 from draftsmith.cache.reader import CachedSample
 from draftsmith.drafters.dflash import DFlash
@@ -28,6 +28,15 @@ from draftsmith.training.loader import BatchShape
 VOCAB, HIDDEN, LAYERS, MASK_TOKEN, END_TOKEN = 61, 32, 5, 60, 59
 CAPTURED = (0, 2, 3)
 WEIGHTS = {"dspark": LossWeights(ce=0.1, tv=0.9, confidence=1.0), "dflash": LossWeights(ce=1.0, tv=0.0)}
+GEMMA4: dict[str, Any] = {
+    "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 8.0,
+}
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
@@ -48,16 +57,21 @@ def tiny_config(family: str, **changes: Any) -> Any:
         "pad_token_id": 0,
         **changes,
     }
-    return {"llama": LlamaConfig, "qwen3": Qwen3Config}[family](**common)
+    if family == "gemma4":
+        common = {**GEMMA4, **common}
+    return {"llama": LlamaConfig, "qwen3": Qwen3Config, "gemma4": Gemma4TextConfig}[family](**common)
 
 
 def randomize(module: torch.nn.Module, *, seed: int, std: float = 0.25) -> None:
-    """Fill every parameter: matrices normal with `std`, vectors (norms, biases) normal around 1 or 0."""
+    """Fill every weight: matrices normal with `std`, vectors (norms, biases, layer scalars) normal around 1 or 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             centre = 1.0 if "norm" in name else 0.0
             parameter.normal_(centre, std, generator=generator)
+        for name, buffer in module.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, std, generator=generator)
 
 
 def random_model(config: Any, *, seed: int, std: float = 0.25) -> Any:
@@ -77,7 +91,7 @@ def save_tiny(folder: Path, *, family: str, seed: int, std: float = 0.25, **chan
 def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> folder of a tiny random target."""
     folder = tmp_path_factory.mktemp("tiny")
-    return {family: save_tiny(folder, family=family, seed=seed) for seed, family in enumerate(("llama", "qwen3"))}
+    return {family: save_tiny(folder, family=family, seed=seed) for seed, family in enumerate(FAMILIES)}
 
 
 def tiny_target(folder: Path, *, capture_layers: Sequence[int] = CAPTURED) -> Target:
@@ -126,7 +140,7 @@ def drafter_row(kind: str, *, block_size: int = 4, layers: int = 2, head_norms: 
 
 def tiny_drafter(kind: str, folder: Path, *, seed: int, block_size: int = 4, **changes: Any) -> DFlash:
     """A drafter on a tiny target, every parameter random."""
-    row = drafter_row(kind, block_size=block_size, head_norms=folder.name == "qwen3")
+    row = drafter_row(kind, block_size=block_size, head_norms=folder.name != "llama")
     config = drafter_config(row, target=target_row(folder, **changes), target_folder=folder)
     drafter = build_drafter(config, target_folder=folder)
     assert isinstance(drafter, DFlash)

@@ -167,7 +167,10 @@ class Cache(Row):
 
 
 class Train(Row):
-    """The training recipe. `global_batch` counts samples a step over all ranks and micro-steps."""
+    """The training recipe. `global_batch` counts samples a step over all ranks and micro-steps.
+
+    `max_supervised_tokens` trains on the first samples of the cache whose supervised tokens fit in it (null: on all).
+    """
 
     steps: int = Field(gt=0)
     global_batch: int = Field(gt=0)
@@ -182,6 +185,7 @@ class Train(Row):
     dtype: Dtype = "bfloat16"
     zero_stage: Literal[0, 1, 2] = 1
     min_supervised: int = Field(14, ge=2)
+    max_supervised_tokens: int | None = Field(None, gt=0)
     checkpoint_every: int = Field(gt=0)
     keep_checkpoints: int = Field(1, gt=0)
     validate_every: int = Field(gt=0)

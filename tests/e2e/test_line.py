@@ -1,4 +1,4 @@
-"""The whole line as a user runs it: dvc.yaml built for two drafters of a tiny target, then watched, broken and mended."""
+"""The whole line as a user runs it: built for two drafters of a tiny target, then watched, broken and mended."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from draftsmith.drafters.base import Drafter, DrafterConfig, LossSums, Observation, Proposal, Sampler
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
-from draftsmith.nn.layers import DraftLayer, RMSNorm
+from draftsmith.nn.layers import STYLES, DraftLayer
 from draftsmith.nn.losses import draft_loss
 from draftsmith.nn.rope import Rope
 from draftsmith.targets.base import SharedWeights
@@ -28,9 +28,10 @@ class DFlash(Drafter):
         super().__init__(config, shared=shared)
         hidden, eps = config.geometry.hidden_size, config.geometry.norm_eps
         self.fc = nn.Linear(len(config.capture_layers) * hidden, hidden, bias=False)
-        self.hidden_norm = RMSNorm(hidden, eps=eps)
-        self.layers = nn.ModuleList(DraftLayer(config.geometry) for _ in range(config.num_layers))
-        self.norm = RMSNorm(hidden, eps=eps)
+        style = STYLES[config.geometry.style]
+        self.hidden_norm = style.norm(hidden, eps=eps)
+        self.layers = nn.ModuleList(style.layer(config.geometry) for _ in range(config.num_layers))
+        self.norm = style.norm(hidden, eps=eps)
         self.rope = rope
 
     def reset(self, *, seed: int) -> None:

@@ -66,29 +66,32 @@ def build_drafter(config: DrafterConfig, *, target_folder: Path, shared: SharedW
 
 
 def start_from_target(drafter: DFlash, *, target_folder: Path) -> list[str]:
-    """Start the draft layers as the target's own last layers; returns the parameter names that were set.
+    """Start the draft layers as the target's own last layers of their shape; returns the names that were set.
 
     `fc` passes the last captured layer through, `hidden_norm` is the input norm of the first copied layer (so that
     context keys and values begin as the target's own where that layer follows the captured one), `norm` the
-    target's final norm. Head norms that the target lacks stay at one.
+    target's final norm. Head norms that the target lacks stay at one; where the target has fewer layers of the draft
+    layers' shape than there are draft layers, the first draft layers keep their random start.
     """
     config = drafter.config
     family = FAMILIES[config.family]
-    num_layers = family.text_config(read_config(target_folder)).num_hidden_layers
-    first = num_layers - config.num_layers
-    sources = {"norm.weight": f"{family.weight_prefix}norm.weight"}
-    sources["hidden_norm.weight"] = f"{family.weight_prefix}layers.{first}.input_layernorm.weight"
-    for name, _ in drafter.named_parameters():
+    whole = read_config(target_folder)
+    prefix = family.weight_prefix(whole)
+    copied = family.start_layers(family.text_config(whole))[-config.num_layers :]
+    first = config.num_layers - len(copied)
+    sources = {"norm.weight": f"{prefix}norm.weight"}
+    sources["hidden_norm.weight"] = f"{prefix}layers.{copied[0]}.input_layernorm.weight"
+    state = drafter.state_dict(keep_vars=True)
+    for name in state:
         match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-        if match:
-            sources[name] = f"{family.weight_prefix}layers.{first + int(match[1])}.{match[2]}"
+        if match and int(match[1]) >= first:
+            sources[name] = f"{prefix}layers.{copied[int(match[1]) - first]}.{match[2]}"
     tensors = read_tensors(target_folder, list(sources.values()))
-    parameters = dict(drafter.named_parameters())
     done = []
     with torch.no_grad():
         for name, source in sources.items():
             if source in tensors:
-                parameters[name].copy_(tensors[source])
+                state[name].copy_(tensors[source])
                 done.append(name)
         hidden = config.geometry.hidden_size
         drafter.fc.weight.zero_()
@@ -102,9 +105,9 @@ def config_body(config: DrafterConfig) -> dict[str, object]:
 
 
 def save_drafter(drafter: Drafter, *, folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors (trainable weights only; the shared ones are the target's)."""
+    """Write config.json and model.safetensors (the drafter's own weights; the shared ones are the target's)."""
     tensors: dict[str, Tensor] = {
-        name: value.detach().to(dtype).contiguous().cpu() for name, value in drafter.named_parameters()
+        name: value.to(dtype).contiguous().cpu() for name, value in drafter.state_dict().items()
     }
     write_json(folder / CONFIG_NAME, config_body(drafter.config))
     write_bytes(folder / WEIGHTS_NAME, save(tensors))
@@ -135,7 +138,7 @@ def load_drafter(folder: Path, *, target_folder: Path, shared: SharedWeights, dt
         tensors = load_file(folder / WEIGHTS_NAME)
     except (OSError, SafetensorError) as error:
         raise ContractError(f"drafter weights cannot be read: {error}", where=str(folder / WEIGHTS_NAME)) from None
-    parameters = dict(drafter.named_parameters())
+    parameters = drafter.state_dict(keep_vars=True)
     problems = [f"missing {name}" for name in sorted(parameters.keys() - tensors.keys())]
     problems += [f"extra {name}" for name in sorted(tensors.keys() - parameters.keys())]
     problems += [

@@ -18,7 +18,9 @@ from draftsmith.cache.reader import CacheReader
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
 from draftsmith.drafters.dflash import DFlash
+from draftsmith.drafters.dspark import DSpark
 from draftsmith.drafters.registry import build_drafter, drafter_config, save_drafter, start_from_target
+from draftsmith.drafters.start import start_markov_head
 from draftsmith.errors import ContractError, DraftsmithError, TrainingError
 from draftsmith.evaluation.figures import Curve, loss_figure
 from draftsmith.jobs.parts import TargetFolder, cache_manifest, device_name, target_folder, workspace_store
@@ -34,7 +36,7 @@ from draftsmith.tracking import StageRun, stage_run
 from draftsmith.training.checkpoint import CheckpointStore, tag_of
 from draftsmith.training.engine import TrainEngine, prepare_process
 from draftsmith.training.launch import remove_shared_memory
-from draftsmith.training.loader import BatchShape, StepLoader, make_block_batch, num_micro_batches
+from draftsmith.training.loader import BatchShape, StepLoader, bf16_tensor, make_block_batch, num_micro_batches
 from draftsmith.training.loop import Hooks, StepReport, train
 from draftsmith.training.validation import Validation
 
@@ -58,9 +60,9 @@ def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_r
     )
     drafter = build_drafter(config, target_folder=place.folder, shared=shared)
     drafter.reset(seed=recipe.seed)
-    if recipe.init == "target_layers" and isinstance(drafter, DFlash):
-        start_from_target(drafter, target_folder=place.folder)
     members, held_out = _members(reader, recipe)
+    if recipe.init == "target_layers":
+        _start_from_target(drafter, reader, members, place=place)
     shape = BatchShape(
         config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, torch.device(device_name()),
         (len(config.capture_layers), config.geometry.hidden_size),
@@ -291,14 +293,35 @@ def _members(reader: CacheReader, recipe: Train) -> tuple[list[int], list[int]]:
     held = frozenset(reader.facts["validation_ids"])
     members: list[int] = []
     held_out: list[int] = []
+    left = recipe.max_supervised_tokens
     for index, sample in enumerate(reader.samples):
-        if sample.num_labels + 1 >= recipe.min_supervised:
-            (held_out if sample.id in held else members).append(index)
+        if sample.num_labels + 1 < recipe.min_supervised:
+            continue
+        if sample.id in held:
+            held_out.append(index)
+        elif left is None:
+            members.append(index)
+        elif left > sample.num_labels:
+            members.append(index)
+            left -= sample.num_labels + 1
     if not held_out:
         raise TrainingError(
             "no validation sample has enough supervised tokens", where="params.yaml: train.min_supervised"
         )
     return members, held_out
+
+
+def _start_from_target(drafter: Drafter, reader: CacheReader, members: list[int], *, place: TargetFolder) -> None:
+    """The backbone from the target's last layers, the sequential head from its label states on training samples."""
+    if isinstance(drafter, DFlash):
+        start_from_target(drafter, target_folder=place.folder)
+    if isinstance(drafter, DSpark):
+        samples = (reader.read(index) for index in members)
+        rows = (
+            (torch.from_numpy(item.input_ids[item.label_positions].astype("int64")), bf16_tensor(item.last_hidden))
+            for item in samples
+        )
+        start_markov_head(drafter, rows=rows)
 
 
 def _held_out(

@@ -109,7 +109,8 @@ class KeyValueRows:
         self.num_slots = 0
         self.capacity = 0
         self.dtype, self.device = dtype, device
-        self._bias: tuple[FlatBatch, int, int | None, Tensor] | None = None
+        self._biased: FlatBatch | None = None
+        self._biases: dict[tuple[int, int | None], Tensor] = {}
 
     def reserve(self, *, num_slots: int, capacity: int) -> None:
         """Make room for `num_slots` requests of `capacity` positions each; what is there is kept."""
@@ -160,8 +161,8 @@ class KeyValueRows:
         A prefill runs request by request on exactly its own tokens, so its rows do not depend on the batch.
         """
         self.write(layer, keys=keys, values=values, batch=batch)
-        if batch.is_prefill and window is None:
-            return self._attend_prefill(queries, keys, values, batch, scale)
+        if batch.is_prefill:
+            return self._attend_prefill(queries, keys, values, batch, scale, window)
         _, num_heads, head_size = queries.shape
         num_groups = keys.shape[1]
         group = num_heads // num_groups
@@ -187,24 +188,40 @@ class KeyValueRows:
         return out if batch.is_uniform else out[batch.padded_index]
 
     def _bias_of(self, batch: FlatBatch, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        if self._bias is None or self._bias[0] is not batch or self._bias[1:3] != (group, window):
-            self._bias = (batch, group, window, batch.bias(group, dtype=dtype, window=window))
-        return self._bias[3]
+        """The bias of a batch, made once for all layers of one kind."""
+        if self._biased is not batch:
+            self._biased, self._biases = batch, {}
+        if (group, window) not in self._biases:
+            self._biases[group, window] = batch.bias(group, dtype=dtype, window=window)
+        return self._biases[group, window]
 
     @staticmethod
-    def _attend_prefill(queries: Tensor, keys: Tensor, values: Tensor, batch: FlatBatch, scale: float) -> Tensor:
+    def _attend_prefill(
+        queries: Tensor, keys: Tensor, values: Tensor, batch: FlatBatch, scale: float, window: int | None
+    ) -> Tensor:
         parts = []
         group = queries.shape[1] // keys.shape[1]
         for q, k, v in zip(
             queries.split(batch.counts), keys.split(batch.counts), values.split(batch.counts), strict=True
         ):
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            mask = _window_mask(len(q), window=window, device=q.device)
             part = functional.scaled_dot_product_attention(
                 q.transpose(0, 1).unsqueeze(0),
                 k.transpose(0, 1).unsqueeze(0),
                 v.transpose(0, 1).unsqueeze(0),
-                is_causal=True,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scale,
             )
             parts.append(part[0].transpose(0, 1))
         return torch.cat(parts)
+
+
+def _window_mask(count: int, *, window: int | None, device: torch.device) -> Tensor | None:
+    """What each of `count` first positions sees, bool [count, count]; None where the window hides none of them."""
+    if window is None or count <= window:
+        return None
+    place = torch.arange(count, device=device)
+    behind = place.unsqueeze(1) - place
+    return (behind >= 0) & (behind < window)

@@ -6,6 +6,7 @@ Sources: DFlash section 3 (context in the keys and values of every draft layer),
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,11 @@ from draftsmith.nn.rope import rotate
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """Sizes and variants of one decoder layer."""
+    """Sizes and variants of one decoder layer.
+
+    `values` says where they come from: their own projection, or the keys' (as they are before key norm and rotary).
+    `style` is a row of `STYLES`.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -32,6 +37,8 @@ class LayerGeometry:
     mlp_bias: bool
     attention_scale: float
     head_norms: bool
+    values: Literal["projected", "keys"] = "projected"
+    style: Literal["llama", "gemma4"] = "llama"
 
 
 class RMSNorm(nn.Module):
@@ -46,6 +53,30 @@ class RMSNorm(nn.Module):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
+
+
+class WideRMSNorm(RMSNorm):
+    """RMSNorm that multiplies by its weight in float32 too, and rounds to the input's dtype last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (_unit(x, eps=self.eps) * self.weight.float()).to(x.dtype)
+
+
+class UnitRMSNorm(nn.Module):
+    """RMSNorm without a weight."""
+
+    def __init__(self, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _unit(x, eps=self.eps).to(x.dtype)
+
+
+def _unit(x: Tensor, *, eps: float) -> Tensor:
+    """x [..., D] in float32, divided by its root mean square."""
+    wide = x.float()
+    return wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
 
 
 class Mlp(nn.Module):
@@ -72,13 +103,16 @@ class DraftAttention(nn.Module):
         super().__init__()
         self.geometry = geometry
         hidden, size, bias = geometry.hidden_size, geometry.head_size, geometry.attention_bias
+        style = STYLES[geometry.style]
         self.q_proj = nn.Linear(hidden, geometry.num_heads * size, bias=bias)
         self.k_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
-        self.v_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
+        if geometry.values == "projected":
+            self.v_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
         self.o_proj = nn.Linear(geometry.num_heads * size, hidden, bias=bias)
         if geometry.head_norms:
-            self.q_norm = RMSNorm(size, eps=geometry.norm_eps)
-            self.k_norm = RMSNorm(size, eps=geometry.norm_eps)
+            self.q_norm = style.norm(size, eps=geometry.norm_eps)
+            self.k_norm = style.norm(size, eps=geometry.norm_eps)
+        self.v_norm = style.value_norm(eps=geometry.norm_eps)
 
     def queries(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
         """x [..., D] -> rotated queries [..., H, E]."""
@@ -88,9 +122,10 @@ class DraftAttention(nn.Module):
     def keys_values(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """x [..., D] -> rotated keys and plain values, each [..., G, E]."""
         shape = (self.geometry.num_kv_heads, self.geometry.head_size)
-        keys = self.k_proj(x).unflatten(-1, shape)
-        keys = rotate(self.k_norm(keys) if self.geometry.head_norms else keys, cos=cos, sin=sin)
-        return keys, self.v_proj(x).unflatten(-1, shape)
+        projected = self.k_proj(x).unflatten(-1, shape)
+        keys = rotate(self.k_norm(projected) if self.geometry.head_norms else projected, cos=cos, sin=sin)
+        values = projected if self.geometry.values == "keys" else self.v_proj(x).unflatten(-1, shape)
+        return keys, self.v_norm(values)
 
     def forward(
         self,
@@ -138,8 +173,9 @@ class DraftLayer(nn.Module):
         super().__init__()
         self.self_attn = DraftAttention(geometry)
         self.mlp = Mlp(geometry)
-        self.input_layernorm = RMSNorm(geometry.hidden_size, eps=geometry.norm_eps)
-        self.post_attention_layernorm = RMSNorm(geometry.hidden_size, eps=geometry.norm_eps)
+        norm = STYLES[geometry.style].norm
+        self.input_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
+        self.post_attention_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
 
     def forward(
         self,
@@ -166,3 +202,36 @@ class DraftLayer(nn.Module):
     def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Gemma4Layer(DraftLayer):
+    """Norms before and after attention and MLP, the latter inside the residuals; the output times `layer_scalar`."""
+
+    layer_scalar: Tensor
+
+    def __init__(self, geometry: LayerGeometry) -> None:
+        super().__init__(geometry)
+        norm = STYLES[geometry.style].norm
+        self.pre_feedforward_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
+        self.post_feedforward_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.post_attention_layernorm(attended)
+        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return x * self.layer_scalar
+
+
+@dataclass(frozen=True)
+class Style:
+    """The parts in which the layers of families differ, sizes and `LayerGeometry`'s own variants aside."""
+
+    norm: type[RMSNorm]
+    value_norm: Callable[..., nn.Module]
+    layer: type[DraftLayer]
+
+
+STYLES: dict[str, Style] = {
+    "llama": Style(norm=RMSNorm, value_norm=nn.Identity, layer=DraftLayer),
+    "gemma4": Style(norm=WideRMSNorm, value_norm=UnitRMSNorm, layer=Gemma4Layer),
+}

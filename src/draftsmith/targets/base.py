@@ -28,7 +28,11 @@ ATTENTION_NAME = "draftsmith_rows"
 
 @dataclass(frozen=True)
 class Family:
-    """What a target family adds to the common target: where its text config and parts lie, and its draft layer."""
+    """What a target family adds to the common target: where its text config and parts lie, and its draft layer.
+
+    `text_config` and `weight_prefix` (of the decoder's names in the safetensors) take the model's whole config, the
+    others its text config. `start_layers` are the target's layers that a draft layer can start as, ascending.
+    """
 
     name: str
     model_types: tuple[str, ...]
@@ -37,7 +41,8 @@ class Family:
     rope: Callable[[Any], tuple[Tensor, float]]
     embedding_scale: Callable[[Any], float]
     logit_softcap: Callable[[Any], float | None]
-    weight_prefix: str
+    weight_prefix: Callable[[Any], str]
+    start_layers: Callable[[Any], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -212,8 +217,9 @@ def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
 
 def load_shared(folder: Path, *, family: Family) -> SharedWeights:
     """Embedding and LM head of a target, read straight from its safetensors. Raises TargetError if they are missing."""
-    config = family.text_config(read_config(folder))
-    embedding_name = f"{family.weight_prefix}embed_tokens.weight"
+    whole = read_config(folder)
+    config = family.text_config(whole)
+    embedding_name = f"{family.weight_prefix(whole)}embed_tokens.weight"
     tensors = read_tensors(folder, [embedding_name, "lm_head.weight"])
     if embedding_name not in tensors:
         raise TargetError(f"{embedding_name} is not in the weights", got=folder)

@@ -42,5 +42,6 @@ FAMILY = Family(
     rope=rope,
     embedding_scale=lambda _: 1.0,
     logit_softcap=lambda _: None,
-    weight_prefix="model.",
+    weight_prefix=lambda _: "model.",
+    start_layers=lambda config: range(config.num_hidden_layers),
 )

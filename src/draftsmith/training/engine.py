@@ -83,11 +83,13 @@ class TrainEngine:
         self.rank, self.num_ranks = comm.get_rank(), comm.get_world_size()
         self._comm = comm
         self.num_micro, self.block_size = num_micro, drafter.config.block_size
+        self._norm_is_ours = recipe.zero_stage == 0 and recipe.dtype == "float32"
         self.drafter = drafter
         optimizer = torch.optim.AdamW(
             [parameter for parameter in drafter.parameters() if parameter.requires_grad],
             lr=recipe.lr,
             weight_decay=recipe.weight_decay,
+            fused=True,
         )
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=_LossModule(drafter, loss),
@@ -126,6 +128,7 @@ class TrainEngine:
             if batch.num_slots == 0:
                 scaled = sum((parameter.sum() * 0.0 for parameter in self.drafter.parameters()), start=scaled)
             self.engine.backward(scaled)
+            norm = self._grad_norm() if self._norm_is_ours else None
             self.engine.step()
             totals += self._tally(sums, batch)
         totals = self.sum(totals)
@@ -143,8 +146,13 @@ class TrainEngine:
             num_slots=int(totals[4].item()),
             num_anchors=int(totals[5].item()),
             num_tokens=int(totals[6].item()),
-            grad_norm=float(self.engine.get_global_grad_norm() or 0.0),
+            grad_norm=float(norm if norm is not None else self.engine.get_global_grad_norm()),
         )
+
+    def _grad_norm(self) -> float:
+        """Norm of the reduced gradients before the update; DeepSpeed keeps none for float32 without ZeRO."""
+        gradients = [item.grad for item in self.drafter.parameters() if item.grad is not None]
+        return float(nn.utils.get_total_norm(gradients))
 
     def _tally(self, sums: LossSums, batch: BlockBatch) -> Tensor:
         bce = 0.0 if sums.bce is None else float(sums.bce)
@@ -170,8 +178,9 @@ class TrainEngine:
         self.engine.save_checkpoint(str(folder), tag=tag, client_state=dict(state), save_latest=False)
 
     def load(self, folder: Path, *, tag: str) -> dict[str, Any]:
-        """Load a checkpoint; returns its state. Raises TrainingError if DeepSpeed refuses it."""
-        path, state = self.engine.load_checkpoint(str(folder), tag=tag)
+        """Load a checkpoint; returns its state. Raises TrainingError if it is not there or DeepSpeed refuses it."""
+        found = (folder / tag).is_dir()
+        path, state = self.engine.load_checkpoint(str(folder), tag=tag) if found else (None, {})
         if path is None:
             raise TrainingError(f"checkpoint cannot be loaded from {folder / tag}")
         return dict(state)

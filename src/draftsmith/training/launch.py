@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 
 from draftsmith.errors import MachineError, TrainingError
+from draftsmith.termination import sigterm_raises
 
 VARIABLE = "DRAFTSMITH_LAUNCH"
 SHM = Path("/dev/shm")
+STOP_GRACE_S = 15.0  # Prefect's flows give a stopped stage 20 s
 
 
 def num_local_ranks() -> int:
@@ -37,14 +41,26 @@ def launch_ranks(module: str, *, arguments: Sequence[str], num_ranks: int, cwd: 
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     process = subprocess.Popen(command, cwd=cwd, env=environment, start_new_session=True)
-    try:
-        status = process.wait()
-    except BaseException:
-        os.killpg(process.pid, 15)
-        process.wait(30)
-        raise
+    with sigterm_raises():
+        try:
+            status = process.wait()
+        except BaseException:
+            _end_family(process)
+            raise
     if status != 0:
         raise TrainingError(f"training ended with status {status}", expected="see the first rank's message above")
+
+
+def _end_family(process: subprocess.Popen[bytes]) -> None:
+    """Ask torchrun to end, which asks its ranks (each in a session of its own); kill what is left after a while."""
+    head = psutil.Process(process.pid)
+    family = [head, *head.children(recursive=True)]
+    process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=STOP_GRACE_S)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
 
 
 def remove_shared_memory(*, own: bool) -> None:

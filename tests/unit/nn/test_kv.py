@@ -105,7 +105,8 @@ def test_a_sliding_window_sees_the_latest_positions_alone(window: int) -> None:
     step(rows, history, [0, 1], [7, 2], [1, 4], window=window)
 
 
-def test_a_prefill_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("window", [None, 3, 5])
+def test_a_prefill_does_not_depend_on_its_neighbours(window: int | None) -> None:
     history = History(4)
     queries, keys, values = history.normal(9, HEADS, SIZE), history.normal(9, GROUPS, SIZE), history.normal(9, GROUPS, SIZE)  # fmt: skip
 
@@ -113,7 +114,8 @@ def test_a_prefill_does_not_depend_on_its_neighbours() -> None:
         part = slice(first, first + count)
         batch = FlatBatch.make(starts, counts=counts, slots=range(len(counts)), device=CPU)
         rows = KeyValueRows(1, dtype=torch.float32, device=CPU)
-        return rows.attend(0, queries=queries[part], keys=keys[part], values=values[part], batch=batch, scale=0.4)
+        new = {"queries": queries[part], "keys": keys[part], "values": values[part]}
+        return rows.attend(0, **new, batch=batch, scale=0.4, window=window)
 
     both = prefill(0, 9, [0, 0], [5, 4])
     assert torch.equal(both[:5], prefill(0, 5, [0], [5]))

@@ -101,7 +101,7 @@ def test_hidden_states_of_the_real_target_do_not_depend_on_the_batch(real_target
     order = [5, 2, 7, 0, 3, 6, 1, 4]
     shuffled = dict(zip(order, prefill(target, [prompts[index] for index in order]), strict=True))
     worst = 0.0
-    for index in (0, 1, 2, 6):
+    for index in (1, 2, 6):
         alone = prefill(target, [prompts[index]])[0]
         for other in (together[index], shuffled[index]):
             worst = max(worst, worst_error(other.captured, alone.captured))

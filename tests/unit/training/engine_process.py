@@ -1,7 +1,7 @@
-"""One rank that trains a tiny drafter under DeepSpeed, in a process of its own: its state is global to a process.
+"""Ranks that train a tiny drafter under DeepSpeed, in processes of their own: its state is global to a process.
 
-`python -m tests.unit.training.engine_process TASK FOLDER` writes FOLDER/TASK-rank.json. The samples of an update are
-`NUM_SAMPLES` texts of different lengths; FOLDER/llama is the tiny target.
+`python -m tests.unit.training.engine_process FOLDER` runs as one rank or under torchrun and writes what it found to
+FOLDER/found-<ranks>-<rank>.json. FOLDER/llama is the tiny target; an update has texts of different lengths.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from draftsmith.cache.reader import CachedSample
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch
@@ -24,37 +26,40 @@ from draftsmith.training.launch import remove_shared_memory
 from draftsmith.training.loader import Planned, make_block_batch, micro_batches
 from tests.tiny_models import WEIGHTS, batch_shape, make_sample, random_ids, reference, tiny_drafter
 
-NUM_SAMPLES, SIZE = 6, 4
+SIZE, LR = 4, 1e-2
 LENGTHS = (9, 31, 14, 22, 6, 40)
-STAGE = {"plain": 0, "zero": 1, "ranks": 1, "few": 1, "resume": 1}
+ONE_RANK = {"plain-6": (0, 6), "plain-4": (0, 4), "zero-6": (1, 6), "zero-1": (1, 1)}
+"""Name of an update -> ZeRO stage and size of a micro-batch."""
 
 
-def recipe(task: str) -> Train:
+def recipe(zero_stage: Literal[0, 1]) -> Train:
     return Train(
-        steps=10, global_batch=NUM_SAMPLES, micro_batch=NUM_SAMPLES, anchors=64, lr=1e-2, clip_norm=1e9,
-        dtype="float32", zero_stage=STAGE[task], checkpoint_every=10, validate_every=10,
+        steps=10, global_batch=len(LENGTHS), micro_batch=len(LENGTHS), anchors=64, lr=LR, clip_norm=1e9,
+        dtype="float32", zero_stage=zero_stage, checkpoint_every=10, validate_every=10,
     )  # fmt: skip
 
 
-def drafter_on(folder: Path) -> DFlash:
-    return tiny_drafter("dspark", folder / "llama", seed=3, block_size=SIZE)
+def drafter_on(folder: Path, *, seed: int = 3) -> DFlash:
+    return tiny_drafter("dspark", folder / "llama", seed=seed, block_size=SIZE)
 
 
-def texts(folder: Path, *, first: int = 0) -> list[Any]:
-    """Samples with an epoch each; `first` picks other texts of the same lengths."""
+def texts(folder: Path, *, first: int = 0) -> list[CachedSample]:
+    """The samples of one update; `first` picks other texts of the same lengths."""
     model = reference(folder / "llama")
     return [
-        (make_sample(model, random_ids(num, seed=first + place), supervised=[0, 0] + [1] * (num - 2), name=f"s{place}"), 0)
+        make_sample(model, random_ids(num, seed=first + place), supervised=[0, 0] + [1] * (num - 2), name=f"s{place}")
         for place, num in enumerate(LENGTHS)
     ]
 
 
-def share(samples: list[Any], *, rank: int, num_ranks: int, micro_batch: int) -> list[BlockBatch]:
+def share(samples: list[CachedSample], *, micro_batch: int) -> list[BlockBatch]:
     """This rank's micro-batches of one update, by the loader's own cut."""
-    planned = [Planned(place, 0) for place in range(len(samples))]
-    cuts = micro_batches(planned, rank=rank, num_ranks=num_ranks, micro_batch=micro_batch)
+    cuts = micro_batches(
+        [Planned(place, 0) for place in range(len(samples))],
+        rank=int(os.environ["RANK"]), num_ranks=int(os.environ["WORLD_SIZE"]), micro_batch=micro_batch,
+    )  # fmt: skip
     shape = batch_shape(block_size=SIZE)
-    return [make_block_batch([samples[item.sample] for item in cut], shape=shape, seed=1) for cut in cuts]
+    return [make_block_batch([(samples[item.sample], 0) for item in cut], shape=shape, seed=1) for cut in cuts]
 
 
 class Recorder:
@@ -63,102 +68,68 @@ class Recorder:
     def __init__(self, drafter: DFlash) -> None:
         self.sums = {name: torch.zeros_like(value) for name, value in drafter.named_parameters()}
         for name, value in drafter.named_parameters():
-            value.register_hook(lambda grad, name=name: self.sums[name].add_(grad))
+            value.register_hook(partial(self._add, name))
 
-    def take(self) -> dict[str, Tensor]:
-        found = {name: value.clone() for name, value in self.sums.items()}
-        for value in self.sums.values():
-            value.zero_()
-        return found
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Returns nothing: what a hook returns would take the gradient's place."""
+        self.sums[name] += gradient
 
 
-def engine_for(drafter: DFlash, *, task: str, num_micro: int, folder: Path) -> TrainEngine:
-    port_file = folder / f"rendezvous-{task}"
+def engine_for(drafter: DFlash, *, zero_stage: Literal[0, 1], num_micro: int, folder: Path) -> TrainEngine:
+    """The first engine of a process joins the process group, the others find it."""
+    rendezvous = f"file://{folder}/rendezvous-{os.environ['WORLD_SIZE']}"
     return TrainEngine(
-        drafter, recipe=recipe(task), loss=WEIGHTS["dspark"], num_micro=num_micro, init_method=f"file://{port_file}"
+        drafter, recipe=recipe(zero_stage), loss=WEIGHTS["dspark"], num_micro=num_micro, init_method=rendezvous
     )
 
 
-def one_update(task: str, folder: Path, *, micro_batch: int, samples: list[Any], state: dict[str, Any]) -> tuple[StepResult, DFlash]:  # fmt: skip
-    """One update from the same start; gradients (of this rank's share) go to `state`."""
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    batches = share(samples, rank=rank, num_ranks=num_ranks, micro_batch=micro_batch)
-    drafter = drafter_on(folder)
+def one_update(folder: Path, samples: list[CachedSample], *, zero_stage: Any, micro_batch: int) -> dict[str, Any]:
+    """One update from the same start: its result, the parameters behind it, and this rank's gradients."""
+    batches, drafter = share(samples, micro_batch=micro_batch), drafter_on(folder)
     recorder = Recorder(drafter)
-    engine = engine_for(drafter, task=task, num_micro=len(batches), folder=folder)
-    result = engine.update(batches, lr=1e-2, where=lambda: "step 1")
-    state["gradients"] = recorder.take()
-    state["engine"] = engine
-    return result, drafter
-
-
-def described(result: StepResult, drafter: DFlash, gradients: dict[str, Tensor]) -> dict[str, Any]:
+    engine = engine_for(drafter, zero_stage=zero_stage, num_micro=len(batches), folder=folder)
+    result: StepResult = engine.update(batches, lr=LR, where="step 1")
     return {
         "result": vars(result),
+        "slots": [batch.num_slots for batch in batches],
         "parameters": {name: value.detach().flatten().tolist() for name, value in drafter.named_parameters()},
-        "gradients": {name: value.flatten().tolist() for name, value in gradients.items()},
+        "gradients": {name: value.flatten().tolist() for name, value in recorder.sums.items()},
     }
 
 
-def run_updates(task: str, folder: Path) -> dict[str, Any]:
-    """One update each with micro-batches of 6, of 4 and 2, and of single samples."""
-    found = {}
-    for micro_batch in (6, 4, 1):
-        state: dict[str, Any] = {}
-        result, drafter = one_update(task, folder, micro_batch=micro_batch, samples=texts(folder), state=state)
-        found[str(micro_batch)] = described(result, drafter, state["gradients"])
-    engine: TrainEngine = state["engine"]
-    if task == "plain":
-        found["errors"] = errors_of(engine, drafter)
-    engine.close()
+def errors(folder: Path) -> list[str]:
+    """What a batch without anchors and a loss that is not finite say."""
+    drafter, found = drafter_on(folder), list[str]()
+    engine = engine_for(drafter, zero_stage=1, num_micro=1, folder=folder)
+    empty, full = share([], micro_batch=1), share(texts(folder), micro_batch=6)
+    for batches in (empty or [make_block_batch([], shape=batch_shape(block_size=SIZE), seed=1)], full):
+        try:
+            engine.update(batches, lr=LR, where="step 7")
+            found.append("no error")
+        except TrainingError as error:
+            found.append(str(error))
+        with torch.no_grad():
+            drafter.norm.weight.fill_(float("nan"))
     return found
 
 
-def run_few(folder: Path) -> dict[str, Any]:
-    """A global batch of one sample: with two ranks the second one has none."""
-    state: dict[str, Any] = {}
-    result, drafter = one_update("few", folder, micro_batch=6, samples=texts(folder)[5:], state=state)
-    state["engine"].close()
-    return described(result, drafter, state["gradients"])
-
-
-def errors_of(engine: TrainEngine, drafter: DFlash) -> list[str]:
-    """What a batch without anchors and a loss that is not finite say."""
-    texts_of = []
-    empty = make_block_batch([], shape=batch_shape(block_size=SIZE), seed=1)
-    for batches in ([empty] * 6, None):
-        if batches is None:
-            with torch.no_grad():
-                drafter.norm.weight.fill_(float("nan"))
-            batches = [batch for batch in _LAST for _ in range(6)]
-        try:
-            engine.update(batches, lr=1e-2, where=lambda: "step 7")
-            texts_of.append("no error")
-        except TrainingError as error:
-            texts_of.append(str(error))
-    return texts_of
-
-
-_LAST: list[BlockBatch] = []
-
-
-def run_resume(folder: Path) -> dict[str, Any]:
-    """Losses of five updates in one go, and of three, a checkpoint, and two more in a fresh engine."""
-    steps = [share(texts(folder, first=10 * step), rank=0, num_ranks=1, micro_batch=4) for step in range(5)]
+def resumed(folder: Path) -> dict[str, Any]:
+    """Losses of five updates in one go; and of three, a checkpoint, and two more in an engine with another start."""
+    steps = [share(texts(folder, first=10 * step), micro_batch=4) for step in range(5)]
 
     def fresh(seed: int) -> tuple[TrainEngine, DFlash]:
-        drafter = tiny_drafter("dspark", folder / "llama", seed=seed, block_size=SIZE)
-        return engine_for(drafter, task="resume", num_micro=2, folder=folder), drafter
+        drafter = drafter_on(folder, seed=seed)
+        return engine_for(drafter, zero_stage=1, num_micro=2, folder=folder), drafter
 
     def losses(engine: TrainEngine, first: int, stop: int) -> list[float]:
-        return [engine.update(steps[step], lr=1e-2 / (step + 1), where=lambda: "").loss for step in range(first, stop)]
+        return [engine.update(steps[step], lr=LR / (step + 1), where="").loss for step in range(first, stop)]
 
     engine, drafter = fresh(seed=3)
     whole = losses(engine, 0, 5)
-    engine, other = fresh(seed=3)
+    engine, _ = fresh(seed=3)
     parts = losses(engine, 0, 3)
     engine.save(folder / "checkpoints", tag="step-000003", state={"step": 3, "run_id": "r"})
-    engine, other = fresh(seed=99)  # another start, which the checkpoint must cover wholly
+    engine, other = fresh(seed=99)
     state = engine.load(folder / "checkpoints", tag="step-000003")
     parts += losses(engine, 3, 5)
     try:
@@ -166,21 +137,33 @@ def run_resume(folder: Path) -> dict[str, Any]:
         missing = "no error"
     except TrainingError as error:
         missing = str(error)
-    engine.close()
     same = all(torch.equal(a, b) for a, b in zip(drafter.parameters(), other.parameters(), strict=True))
-    return {"whole": whole, "parts": parts, "same": same, "state": {"step": state["step"], "run_id": state["run_id"]}, "missing": missing}  # fmt: skip
+    engine.close()
+    kept = {name: state[name] for name in ("step", "run_id")}
+    return {"whole": whole, "parts": parts, "same": same, "state": kept, "missing": missing}
 
 
-def main(task: str, folder: Path) -> None:
+def main(folder: Path) -> None:
     prepare_process(rank=0, num_ranks=1)
     torch.set_num_threads(1)
-    if task == "plain":
-        _LAST.extend(share(texts(folder)[5:], rank=0, num_ranks=1, micro_batch=1))
-    found = run_few(folder) if task == "few" else run_resume(folder) if task == "resume" else run_updates(task, folder)
-    (folder / f"{task}-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}.json").write_text(json.dumps(found))
+    samples = texts(folder)
+    if os.environ["WORLD_SIZE"] == "1":
+        found = {
+            name: one_update(folder, samples, zero_stage=stage, micro_batch=size)
+            for name, (stage, size) in ONE_RANK.items()
+        }
+        found |= {"errors": errors(folder), "resumed": resumed(folder)}  # type: ignore[dict-item]
+    else:
+        found = {
+            "zero-2": one_update(folder, samples, zero_stage=1, micro_batch=2),
+            "few": one_update(folder, samples[5:], zero_stage=1, micro_batch=2),
+            "plain-2": one_update(folder, samples, zero_stage=0, micro_batch=2),
+        }
+        torch.distributed.barrier()
+    (folder / f"found-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}.json").write_text(json.dumps(found))
     if os.environ["RANK"] == "0":
-        remove_shared_memory(own=True)
+        remove_shared_memory(own=False)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))
