@@ -210,7 +210,9 @@ def store_copy(source: str, destination: str, prefix: str) -> None:
     from draftsmith.storage import copy_prefix, open_store
 
     report = copy_prefix(open_store(source), open_store(destination), prefix=prefix)
-    click.echo(str(report))
+    click.echo(
+        f"{report.num_copied} objects copied ({report.num_bytes} bytes), {report.num_present} were there already"
+    )
 
 
 def main() -> None:

@@ -135,7 +135,8 @@ def copy_prefix(source: Store, destination: Store, *, prefix: str) -> CopyReport
     An object that is already there with the same sha256 is left alone. Raises ObjectMissingError if the source has
     nothing there, ObjectExistsError if the destination holds other bytes under one of the paths.
     """
-    contents = list(source.list(prefix))
+    # The whole store is listed with its records; those are copied below, and claims not at all.
+    contents = [item for item in source.list(prefix) if not item.path.startswith(records_prefix(""))]
     if not contents:
         raise ObjectMissingError(
             f"store {source.uri} has nothing under {prefix}", where="draftsmith store copy FROM TO"
@@ -161,7 +162,9 @@ def copy_prefix(source: Store, destination: Store, *, prefix: str) -> CopyReport
             present += 1
             continue
         copied, copied_bytes = copied + 1, copied_bytes + len(data)
-    for item in source.list(f"{records_prefix(prefix)}/commits"):
+    for item in source.list(records_prefix(prefix)):
+        if "/commits/" not in item.path:
+            continue
         # Its objects are equal by now, so a record that is there already says the same; only its time and host differ.
         with suppress(ObjectExistsError):
             destination.put_if_absent(item.path, source.get(item.path))
@@ -295,7 +298,9 @@ class LocalStore:
     def _reading(self, path: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            if self._root.is_file():
+                raise self._refused("read", path, error) from None
             raise ObjectMissingError(f"no object {path} in store {self.uri}") from None
         except OSError as error:
             raise self._refused("read", path, error) from None

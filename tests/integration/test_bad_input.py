@@ -36,7 +36,6 @@ def refused(line: Line, *command: str) -> str:
     messages = [text for text in done.stderr.splitlines() if text.startswith("draftsmith: ")]
     assert len(messages) == 1, done.stderr
     assert messages[0] == done.stderr.strip().splitlines()[-1]
-    assert done.stdout == ""
     made = files_below(line.root, "*.json").keys() - before.keys()
     assert not [name for name in made if name.startswith(("data/", "reports/")) and "/store/" not in name]
     return messages[0].removeprefix("draftsmith: error: ").removeprefix("draftsmith: machine: ")
@@ -161,8 +160,17 @@ def test_a_store_that_cannot_be_read(line: Line) -> None:
     for command in (("prompts",), BUILD, ("store", "check")):
         message = refused(elsewhere, *command)
         assert str(place) in message
-        assert message.endswith("(DRAFTSMITH_STORE)")
+        assert "got Not a directory, expected a folder (DRAFTSMITH_STORE)" in message
     assert place.read_text() == "not a folder"
+
+
+def test_a_store_that_was_switched(line: Line) -> None:
+    """The job that meets it says which prefix, which store and which command."""
+    empty = line.root / "empty"
+    answers = line.manifest("answers")
+    message = refused(line.with_settings(DRAFTSMITH_STORE=str(empty)), *BUILD)
+    assert message.startswith(f"store {empty} lacks {answers.prefix}/{answers.objects[0].path}: ")
+    assert f"`dvc repro -f -s answers@{TARGET}` makes it again" in message
 
 
 def test_an_unreadable_launch(line: Line) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from draftsmith.decoding.engine import Engine, Request
-from draftsmith.jobs.parts import OpenTarget, open_target, workspace_store
+from draftsmith.jobs.parts import OpenTarget, open_target, stored, workspace_store
 from draftsmith.jobs.progress import progress
 from draftsmith.manifest import Manifest, hash8
 from draftsmith.params import Answers, Params
@@ -31,7 +31,7 @@ def run(workspace: Workspace, params: Params, name: str) -> None:
     """Answer every prompt once; a restart keeps whole batches and redoes the one that was broken off."""
     store = workspace_store(workspace)
     prompts = Manifest.read(workspace.prompts_manifest, "prompts")
-    splits = {split: decode_prompts(store.get(f"{prompts.prefix}/{split}.parquet")) for split in SPLITS}
+    splits = {split: decode_prompts(stored(store, prompts, f"{split}.parquet", stage="prompts")) for split in SPLITS}
     opened = open_target(workspace, params, name)
     row = params.answers
     batches = plan_answer_batches(answer_requests(splits), batch_size=row.batch_size, seed=row.seed)

@@ -16,7 +16,7 @@ from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLen
 from draftsmith.cache.writer import CacheWriter, SampleArrays
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
 from draftsmith.errors import CacheError, ParamsError
-from draftsmith.jobs.parts import OpenTarget, open_target, processor, workspace_store
+from draftsmith.jobs.parts import OpenTarget, open_target, processor, stored, workspace_store
 from draftsmith.jobs.progress import progress
 from draftsmith.manifest import Manifest, hash8
 from draftsmith.nn.kv import FlatBatch
@@ -53,11 +53,11 @@ class Sequences:
     counts: dict[str, int]
 
 
-def read_sequences(store: Store, manifest: Manifest, *, max_length: int) -> Sequences:
-    """Prompt and answer ids of every answer in the store; longer ones are cut at `max_length` and counted."""
+def read_sequences(store: Store, manifest: Manifest, *, name: str, max_length: int) -> Sequences:
+    """Prompt and answer ids of every answer of target `name`; longer ones are cut at `max_length` and counted."""
     items, counts = [], {"cut_at_max_length": 0, "prompt_fills_max_length": 0, "answer_too_short": 0}
     for record in manifest.objects:
-        for row in decode_answers(store.get(f"{manifest.prefix}/{record.path}")):
+        for row in decode_answers(stored(store, manifest, record.path, stage=f"answers@{name}")):
             ids = [*row.prompt_ids, *row.answer_ids]
             if len(row.prompt_ids) + 2 > max_length:
                 counts["prompt_fills_max_length"] += 1
@@ -82,7 +82,7 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
     """Write all shards (or slice i of n: `part`) and, when all are there and no slice was asked for, the manifest."""
     store = workspace_store(workspace)
     answers = Manifest.read(workspace.answers_manifest(name), "answers")
-    sequences = read_sequences(store, answers, max_length=params.cache.max_length)
+    sequences = read_sequences(store, answers, name=name, max_length=params.cache.max_length)
     opened = open_target(workspace, params, name)
     row = opened.place.row
     spec = CacheSpec(

@@ -17,7 +17,7 @@ from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.rounds import Generation
 from draftsmith.evaluation.conversations import Conversation, answer_conversations
 from draftsmith.figures import png_bytes
-from draftsmith.jobs.parts import open_drafter, open_target, workspace_store
+from draftsmith.jobs.parts import open_drafter, open_target, stored, workspace_store
 from draftsmith.jobs.progress import progress
 from draftsmith.manifest import Manifest, write_bytes, write_json
 from draftsmith.params import Calibrate, Params, Sampling
@@ -38,7 +38,7 @@ def run(workspace: Workspace, params: Params, key: str) -> None:
             body = not_applicable_body(drafter_row.block_size, reason="the drafter has no confidence head")
         else:
             store = workspace_store(workspace)
-            split = decode_prompts(store.get(f"{prompts.prefix}/calibration.parquet"))
+            split = decode_prompts(stored(store, prompts, "calibration.parquet", stage="prompts"))
             generations = decode_rounds(workspace, params, key, prompts=split)
             body = fit(generations, block_size=drafter_row.block_size, row=row)
             figure = reliability_figure(body, title=f"Reliability of {key}")

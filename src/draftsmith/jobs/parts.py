@@ -12,6 +12,7 @@ import torch
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
 from draftsmith.drafters.registry import load_drafter
+from draftsmith.errors import ObjectMissingError
 from draftsmith.manifest import Manifest
 from draftsmith.params import Params
 from draftsmith.params import Target as TargetRow
@@ -35,6 +36,18 @@ def processor() -> str:
 
 def workspace_store(workspace: Workspace) -> Store:
     return open_store(workspace.store_uri)
+
+
+def stored(store: Store, manifest: Manifest, path: str, *, stage: str) -> bytes:
+    """An object of a finished prefix. Raises ObjectMissingError with the command that makes the prefix again."""
+    try:
+        return store.get(f"{manifest.prefix}/{path}")
+    except ObjectMissingError:
+        raise ObjectMissingError(
+            f"store {store.uri} lacks {manifest.prefix}/{path}",
+            expected=f"what the {manifest.kind} manifest names; `dvc repro -f -s {stage}` makes it again",
+            where="or DRAFTSMITH_STORE is another store's",
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftsmith.drafters.base import Drafter, LossSums
-from draftsmith.errors import TrainingError
+from draftsmith.errors import StoreError, TrainingError
 from draftsmith.nn.block import BlockBatch
 from draftsmith.params import LossWeights, Train
 
@@ -174,8 +174,18 @@ class TrainEngine:
             self._comm.barrier()
 
     def save(self, folder: Path, *, tag: str, state: Mapping[str, Any]) -> None:
-        """Write this rank's part of a checkpoint below `folder`/`tag`."""
-        self.engine.save_checkpoint(str(folder), tag=tag, client_state=dict(state), save_latest=False)
+        """Write this rank's part of a checkpoint below `folder`/`tag`. Raises StoreError if the disk refuses."""
+        try:
+            self.engine.save_checkpoint(str(folder), tag=tag, client_state=dict(state), save_latest=False)
+        except RuntimeError as error:
+            # How torch's file writer reports a full disk.
+            if "inline_container" not in str(error):
+                raise
+            raise StoreError(
+                f"cannot write checkpoint {tag} in {folder}",
+                got=" ".join(str(error).split())[:200],
+                expected="a writable disk with room",
+            ) from None
 
     def load(self, folder: Path, *, tag: str) -> dict[str, Any]:
         """Load a checkpoint; returns its state. Raises TrainingError if it is not there or DeepSpeed refuses it."""

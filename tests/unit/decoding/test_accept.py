@@ -15,7 +15,7 @@ VOCAB, SIZE = 3, 2
 
 
 def random_law(seed: int, *, prefix_length: int, zeros: bool) -> dict[tuple[int, ...], np.ndarray]:
-    """A distribution over V tokens for every prefix of at most `prefix_length` tokens; with `zeros`, one is impossible."""
+    """A distribution over V tokens for every prefix of at most `prefix_length`; with `zeros`, one is impossible."""
     draw = np.random.default_rng(seed)
     law = {}
     for length in range(prefix_length + 1):
@@ -83,7 +83,9 @@ def test_a_token_is_accepted_below_the_ratio_and_not_at_it() -> None:
     draft, target = torch.tensor([[[0.5, 0.25, 0.25]]]), torch.tensor([[[0.25, 0.5, 0.25], [0.1, 0.2, 0.7]]])
 
     def verify(number: float) -> tuple[int, list[float]]:
-        verdict = verify_sampled(torch.tensor([[0]]), draft=draft, target=target, lengths=torch.tensor([1]), numbers=torch.tensor([[number]]))  # fmt: skip
+        verdict = verify_sampled(
+            torch.tensor([[0]]), draft=draft, target=target, lengths=torch.tensor([1]), numbers=torch.tensor([[number]])
+        )
         return int(verdict.accepted), verdict.next_distribution[0].tolist()
 
     assert verify(0.499) == (1, pytest.approx([0.1, 0.2, 0.7]))
@@ -93,7 +95,9 @@ def test_a_token_is_accepted_below_the_ratio_and_not_at_it() -> None:
 def test_an_impossible_token_is_never_accepted_and_a_sure_one_always() -> None:
     draft, target = torch.tensor([[[1.0, 0.0]]] * 2), torch.tensor([[[0.0, 1.0], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]]])
     numbers = torch.tensor([[1e-17], [1 - 2.0**-53]], dtype=torch.float64)
-    verdict = verify_sampled(torch.tensor([[0], [0]]), draft=draft, target=target, lengths=torch.tensor([1, 1]), numbers=numbers)  # fmt: skip
+    verdict = verify_sampled(
+        torch.tensor([[0], [0]]), draft=draft, target=target, lengths=torch.tensor([1, 1]), numbers=numbers
+    )
     assert verdict.accepted.tolist() == [0, 1]
     assert verdict.next_distribution.tolist() == [[0.0, 1.0], [0.5, 0.5]]
 
@@ -101,7 +105,9 @@ def test_an_impossible_token_is_never_accepted_and_a_sure_one_always() -> None:
 def test_without_residual_mass_the_target_itself_is_sampled() -> None:
     """p_t = p_d up to rounding, and still a rejection (u = 1): nothing is left of p_t - p_d."""
     law = torch.tensor([[[0.25, 0.75]]])
-    verdict = verify_sampled(torch.tensor([[1]]), draft=law, target=law.expand(1, 2, 2), lengths=torch.tensor([1]), numbers=torch.ones(1, 1))  # fmt: skip
+    verdict = verify_sampled(
+        torch.tensor([[1]]), draft=law, target=law.expand(1, 2, 2), lengths=torch.tensor([1]), numbers=torch.ones(1, 1)
+    )
     assert int(verdict.accepted) == 0
     assert verdict.next_distribution[0].tolist() == [0.25, 0.75]
 
@@ -110,7 +116,9 @@ def test_an_unverified_slot_is_neither_accepted_nor_a_rejection() -> None:
     """Length 1 of 2, both tokens would pass: one accepted, and the next comes from p_t behind it, not a residual."""
     draft = torch.full((1, 2, 2), 0.5)
     target = torch.tensor([[[0.5, 0.5], [0.6, 0.4], [0.9, 0.1]]])
-    verdict = verify_sampled(torch.tensor([[0, 0]]), draft=draft, target=target, lengths=torch.tensor([1]), numbers=torch.full((1, 2), 0.01))  # fmt: skip
+    verdict = verify_sampled(
+        torch.tensor([[0, 0]]), draft=draft, target=target, lengths=torch.tensor([1]), numbers=torch.full((1, 2), 0.01)
+    )
     assert int(verdict.accepted) == 1
     assert verdict.next_distribution[0].tolist() == pytest.approx([0.6, 0.4])
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from draftsmith.decoding import engine as engine_module
@@ -42,7 +41,9 @@ def counting_drafter(right: dict[int, int], *, block_size: int = 3) -> ScriptedD
 
     def draft(texts: list[Text], slot: int) -> Tensor:
         wrong = [slot >= right.get(text[-1 - slot], block_size) for text in texts]
-        return one_hot_logits([(t[-1] + (7 if w else 1)) % COUNT for t, w in zip(texts, wrong, strict=True)], vocab=COUNT)
+        return one_hot_logits(
+            [(t[-1] + (7 if w else 1)) % COUNT for t, w in zip(texts, wrong, strict=True)], vocab=COUNT
+        )
 
     return ScriptedDrafter(draft, block_size=block_size)
 
@@ -114,7 +115,12 @@ def test_verified_lengths_are_the_policys() -> None:
     engine = Engine(as_target(counting_target()), drafter=counting_drafter({}), end_ids=[], batch_size=1, policy=policy)
     found = engine.generate([Request("r", (0,), 11, GREEDY, seed=1)])[0]
     assert found.token_ids == tuple(range(1, 12))
-    assert [(one.verified, one.accepted, one.committed) for one in found.rounds] == [(0, 0, 1), (1, 1, 2), (2, 2, 3), (3, 3, 4)]  # fmt: skip
+    assert [(one.verified, one.accepted, one.committed) for one in found.rounds] == [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 2, 3),
+        (3, 3, 4),
+    ]
 
 
 def test_plain_decoding_has_no_rounds() -> None:
@@ -139,9 +145,16 @@ def test_requests_join_as_others_leave() -> None:
         assert len(tokens) == len(drafted)
         committed.setdefault(name, []).extend(tokens)
 
-    engine = Engine(as_target(counting_target()), drafter=counting_drafter({}, block_size=2), end_ids=[], batch_size=2,
-                    policy=lambda _confidence, num, _size: [0] * num)  # fmt: skip
-    requests = [Request(name, tuple(range(place + 1)), size, GREEDY, seed=0) for place, (name, size) in enumerate(sizes.items())]  # fmt: skip
+    engine = Engine(
+        as_target(counting_target()),
+        drafter=counting_drafter({}, block_size=2),
+        end_ids=[],
+        batch_size=2,
+        policy=lambda _confidence, num, _size: [0] * num,
+    )
+    requests = [
+        Request(name, tuple(range(place + 1)), size, GREEDY, seed=0) for place, (name, size) in enumerate(sizes.items())
+    ]
     found = engine.generate(requests, on_finish=lambda one: finished.append(one.request_id), on_commit=on_commit)
     assert finished == ["a", "c", "d", "b", "e"] or finished == ["a", "c", "d", "e", "b"]
     assert [one.request_id for one in found] == list(sizes)
@@ -172,11 +185,11 @@ def test_long_prompts_are_admitted_within_a_budget(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("requests", "text"),
     [
-        ([Request("a", (1,), 2, GREEDY, 0), Request("a", (2,), 2, GREEDY, 0)], "request ids must differ: got 1 given twice"),
+        ([Request("a", (1,), 2, GREEDY, 0)] * 2, "request ids must differ: got 1 given twice"),
         ([Request("a", (), 2, GREEDY, 0)], "request a has an empty prompt"),
         ([Request("a", (1,), 0, GREEDY, 0)], "request a: max_new_tokens: got 0, expected >= 1"),
     ],
-)  # fmt: skip
+)
 def test_requests_that_cannot_be_answered_are_refused(requests: list[Request], text: str) -> None:
     with pytest.raises(TargetError, match=text):
         Engine(as_target(counting_target()), drafter=None, end_ids=[], batch_size=1).generate(requests)
@@ -218,7 +231,9 @@ def test_an_answer_does_not_depend_on_its_batch(family: str, choice: str, tiny_f
     drafter = tiny_drafter("dspark", tiny_folders[family], seed=11).eval().requires_grad_(False)
     pick: Callable[[int], Sampling] = SAMPLINGS[choice]
     requests = [
-        Request(f"r{place}", tuple(random_ids(2 + 7 * place % 19, seed=place)), 6 + 5 * place, pick(place), seed=40 + place)
+        Request(
+            f"r{place}", tuple(random_ids(2 + 7 * place % 19, seed=place)), 6 + 5 * place, pick(place), seed=40 + place
+        )
         for place in range(6)
     ]
 

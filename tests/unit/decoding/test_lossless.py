@@ -83,7 +83,7 @@ def table_law(table: Tensor, *, first: int, sampling: Sampling = PLAIN, num: int
 
 
 def p_value(found: list[Text], law: Law) -> float:
-    """Chi-square of the counts against the law, cells below 5 expected put together; impossible answers are an error."""
+    """Chi-square of the counts against the law, cells below 5 expected put together; fails on impossible ones."""
     counts = Counter(found)
     assert set(counts) <= set(law), "an answer that the target never gives"
     expected = np.array([law[text] * len(found) for text in law])
@@ -97,9 +97,16 @@ def p_value(found: list[Text], law: Law) -> float:
 
 
 def answers(
-    target: object, drafter: Drafter | None, *, policy: LengthPolicy = verify_all, samplings: tuple[Sampling, ...] = (PLAIN,),
-    prompt: Text = (0,), num: int = NUM_TOKENS, end_ids: tuple[int, ...] = (END,), count: int = NUM_ANSWERS,
-) -> list[list[Text]]:  # fmt: skip
+    target: object,
+    drafter: Drafter | None,
+    *,
+    policy: LengthPolicy = verify_all,
+    samplings: tuple[Sampling, ...] = (PLAIN,),
+    prompt: Text = (0,),
+    num: int = NUM_TOKENS,
+    end_ids: tuple[int, ...] = (END,),
+    count: int = NUM_ANSWERS,
+) -> list[list[Text]]:
     """Many answers to one prompt, by sampling; neighbours in a batch sample differently."""
     engine = Engine(as_target(target), drafter=drafter, end_ids=end_ids, batch_size=2000, policy=policy)  # type: ignore[arg-type]
     requests = [Request(str(seed), prompt, num, samplings[seed % len(samplings)], seed) for seed in range(count)]
@@ -150,8 +157,9 @@ def test_filters_and_temperatures_mixed_in_one_batch_each_keep_their_own_law() -
         Sampling(temperature=1.3, top_k=3),
         Sampling(temperature=0.9, top_k=4, top_p=0.9),
     )
-    found = answers(TableTarget(TARGET), drafter_of(random_table(9)), policy=by_earlier_slots, samplings=samplings,
-                    count=4 * 6000)  # fmt: skip
+    found = answers(
+        TableTarget(TARGET), drafter_of(random_table(9)), policy=by_earlier_slots, samplings=samplings, count=4 * 6000
+    )
     for sampling, part in zip(samplings, found, strict=True):
         assert p_value(part, table_law(TARGET, first=0, sampling=sampling)) > 1e-3
     assert len(set(found[1])) == 1

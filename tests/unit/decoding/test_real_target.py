@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
@@ -27,13 +26,19 @@ NUM_NEW = 24
 @pytest.fixture(scope="module")
 def target(real_target: Path) -> Target:
     row = real_target_row()
-    return load_target(real_target, family=FAMILIES["llama"], capture_layers=row.capture_layers, dtype="float32", device="cpu")  # fmt: skip
+    return load_target(
+        real_target, family=FAMILIES["llama"], capture_layers=row.capture_layers, dtype="float32", device="cpu"
+    )
 
 
 @pytest.fixture(scope="module")
 def drafter(real_target: Path, target: Target) -> DSpark:
     """A DSpark drafter of params.yaml, started from the target's own last layers, untrained."""
-    row = next(row for row in load_params(REPOSITORY / "params.yaml").drafters.values() if row.kind == "dspark" and not row.head_norms)  # fmt: skip
+    row = next(
+        row
+        for row in load_params(REPOSITORY / "params.yaml").drafters.values()
+        if row.kind == "dspark" and not row.head_norms
+    )
     config = drafter_config(row, target=real_target_row(), target_folder=real_target)
     drafter = build_drafter(config, target_folder=real_target, shared=target.shared)
     assert isinstance(drafter, DSpark)
@@ -58,16 +63,26 @@ def ragged(_confidence: Tensor | None, num_requests: int, block_size: int) -> li
     return [(3 * row + 2) % (block_size + 1) for row in range(num_requests)]
 
 
-@pytest.mark.parametrize(("batch_size", "policy", "drafted"), [(2, verify_all, True), (4, ragged, True), (4, verify_all, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch_size", "policy", "drafted"), [(2, verify_all, True), (4, ragged, True), (4, verify_all, False)]
+)
 def test_greedy_answers_are_hugging_faces(
-    batch_size: int, policy: LengthPolicy, drafted: bool, target: Target, drafter: DSpark, prompts: list[list[int]],
-    expected: list[list[int]], real_target: Path,
-) -> None:  # fmt: skip
-    engine = Engine(
-        target, drafter=drafter if drafted else None, end_ids=generation_end_ids(real_target), batch_size=batch_size, policy=policy
-    )  # fmt: skip
-    requests = [Request(text, tuple(ids), NUM_NEW, Sampling(temperature=0.0), 1) for text, ids in zip(TEXTS, prompts, strict=True)]  # fmt: skip
+    batch_size: int,
+    policy: LengthPolicy,
+    drafted: bool,
+    target: Target,
+    drafter: DSpark,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    real_target: Path,
+) -> None:
+    chosen, end_ids = drafter if drafted else None, generation_end_ids(real_target)
+    engine = Engine(target, drafter=chosen, end_ids=end_ids, batch_size=batch_size, policy=policy)
+    requests = [
+        Request(text, tuple(ids), NUM_NEW, Sampling(temperature=0.0), 1)
+        for text, ids in zip(TEXTS, prompts, strict=True)
+    ]
     found = engine.generate(requests)
     assert [list(one.token_ids) for one in found] == expected
     assert any(one.finish == "end_of_text" for one in found)
-    assert torch.tensor([len(one.rounds) > 0 for one in found]).all() == drafted
+    assert all((len(one.rounds) > 0) == drafted for one in found)

@@ -52,7 +52,9 @@ def test_numbers_of_neighbours_are_independent() -> None:
     for other in others:
         cells = np.histogram2d(first, other, bins=8, range=[[0, 1], [0, 1]])[0].ravel()
         assert stats.chisquare(cells).pvalue > 1e-3
-    every = np.concatenate([uniforms(range(50), rounds=[r] * 50, slot=s, purpose=p) for r in range(20) for s in range(8) for p in Purpose])  # fmt: skip
+    every = np.concatenate(
+        [uniforms(range(50), rounds=[r] * 50, slot=s, purpose=p) for r in range(20) for s in range(8) for p in Purpose]
+    )
     assert len(np.unique(every)) == len(every)
 
 
@@ -143,7 +145,11 @@ def test_a_nucleus_beyond_the_first_candidates_is_the_same(monkeypatch: pytest.M
 def test_a_nucleus_by_hand() -> None:
     """0.5, 0.3, 0.15, 0.05: mass 0.8 is reached by two tokens, 0.81 needs the third."""
     logits = torch.tensor([[0.05, 0.5, 0.15, 0.3]]).log()
-    for top_p, expected in ((0.79, [0, 0.625, 0, 0.375]), (0.81, [0, 0.526316, 0.157895, 0.315789]), (0.4, [0, 1, 0, 0])):
+    for top_p, expected in (
+        (0.79, [0, 0.625, 0, 0.375]),
+        (0.81, [0, 0.526316, 0.157895, 0.315789]),
+        (0.4, [0, 1, 0, 0]),
+    ):
         got = probabilities(logits, samplings=[Sampling(top_p=top_p)])
         np.testing.assert_allclose(got[0].numpy(), expected, atol=1e-5)
 

@@ -29,9 +29,7 @@ def observed(drafter: DFlash) -> KeyValueRows:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_dspark_conditions_each_slot_on_the_token_sampled_before_it(
-    family: str, tiny_folders: dict[str, Path]
-) -> None:
+def test_dspark_conditions_each_slot_on_the_token_sampled_before_it(family: str, tiny_folders: dict[str, Path]) -> None:
     """Logits and confidence from the block's states by hand: (U_k + W2 W1[x_{k-1}]) and w . [h_k ; W1[x_{k-1}]] + b."""
     drafter = tiny_drafter("dspark", tiny_folders[family], seed=5, block_size=SIZE)
     rows, chosen, seen = observed(drafter), [[3, 9, 1], [50, 2, 8], [0, 4, 4], [11, 12, 13]], []
@@ -44,7 +42,9 @@ def test_dspark_conditions_each_slot_on_the_token_sampled_before_it(
     with torch.inference_mode():
         states = drafter.block_states(torch.tensor(ANCHORS), positions=POSITIONS, rows=rows).double()
     w1, w2 = (drafter.get_parameter(f"markov_head.markov_{name}.weight").detach().double() for name in ("w1", "w2"))
-    weight, bias = (drafter.get_parameter(f"confidence_head.proj.{name}").detach().double() for name in ("weight", "bias"))
+    weight, bias = (
+        drafter.get_parameter(f"confidence_head.proj.{name}").detach().double() for name in ("weight", "bias")
+    )
     head = drafter.shared.head.double()
     assert proposal.confidence_logits is not None
     assert proposal.probabilities is not None

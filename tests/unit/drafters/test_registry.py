@@ -64,7 +64,12 @@ def test_a_kind_makes_its_own_parts(tiny_folders: dict[str, Path]) -> None:
     dspark, dflash = (tiny_drafter(kind, tiny_folders["llama"], seed=0) for kind in ("dspark", "dflash"))
     assert isinstance(dspark, DSpark)
     assert type(dflash) is DFlash
-    extra = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias"}  # fmt: skip
+    extra = {
+        "markov_head.markov_w1.weight",
+        "markov_head.markov_w2.weight",
+        "confidence_head.proj.weight",
+        "confidence_head.proj.bias",
+    }
     assert {name for name, _ in dspark.named_parameters()} - {name for name, _ in dflash.named_parameters()} == extra
 
 
@@ -85,7 +90,9 @@ def test_a_start_from_the_target_copies_its_last_layers(family: str, tiny_folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_start_from_the_target_sees_the_context_as_the_target_does(family: str, tiny_folders: dict[str, Path]) -> None:
+def test_a_start_from_the_target_sees_the_context_as_the_target_does(
+    family: str, tiny_folders: dict[str, Path]
+) -> None:
     """The last captured layer is the one below the first copied one: its rows are the target's own, to the letter."""
     folder, captured = tiny_folders[family], (0, LAYERS - 3)
     target = tiny_target(folder, capture_layers=captured)
@@ -97,7 +104,10 @@ def test_a_start_from_the_target_sees_the_context_as_the_target_does(family: str
     output = target.forward(ids, batch=batch, rows=target_rows)
     drafter.observe(Observation(ids, output.captured, output.last_hidden, batch), rows=draft_rows)
     for slot, count in ((0, 6), (1, 4)):
-        for own, theirs in ((draft_rows.keys[0], target_rows.keys[LAYERS - 2]), (draft_rows.values[0], target_rows.values[LAYERS - 2])):  # fmt: skip
+        for own, theirs in (
+            (draft_rows.keys[0], target_rows.keys[LAYERS - 2]),
+            (draft_rows.values[0], target_rows.values[LAYERS - 2]),
+        ):
             assert own is not None
             assert theirs is not None
             torch.testing.assert_close(own[slot, :count], theirs[slot, :count], rtol=1e-4, atol=1e-5)

@@ -108,7 +108,11 @@ def test_a_sliding_window_sees_the_latest_positions_alone(window: int) -> None:
 @pytest.mark.parametrize("window", [None, 3, 5])
 def test_a_prefill_does_not_depend_on_its_neighbours(window: int | None) -> None:
     history = History(4)
-    queries, keys, values = history.normal(9, HEADS, SIZE), history.normal(9, GROUPS, SIZE), history.normal(9, GROUPS, SIZE)  # fmt: skip
+    queries, keys, values = (
+        history.normal(9, HEADS, SIZE),
+        history.normal(9, GROUPS, SIZE),
+        history.normal(9, GROUPS, SIZE),
+    )
 
     def prefill(first: int, count: int, starts: list[int], counts: list[int]) -> Tensor:
         part = slice(first, first + count)

@@ -12,7 +12,11 @@ from torch.nn import functional
 from draftsmith.nn.losses import DraftLoss, draft_loss
 
 NUM, HIDDEN, RANK, VOCAB = 23, 16, 5, 67
-CASES = [pytest.param(rank, cap, id=f"{name}-{'cap' if cap else 'plain'}") for rank, name in ((0, "alone"), (RANK, "sequential")) for cap in (None, 3.0)]  # fmt: skip
+CASES = [
+    pytest.param(rank, cap, id=f"{name}-{'cap' if cap else 'plain'}")
+    for rank, name in ((0, "alone"), (RANK, "sequential"))
+    for cap in (None, 3.0)
+]
 
 
 @dataclass
@@ -149,7 +153,7 @@ def test_no_gradient_reaches_the_frozen_head_or_the_target() -> None:
     loss.total.backward()
     assert problem.head.grad is None
     assert problem.target_hidden.grad is None
-    assert not (loss.ce.requires_grad or loss.tv.requires_grad or loss.acceptance.requires_grad)
+    assert not any(tensor.requires_grad for tensor in (loss.ce, loss.tv, loss.acceptance))
 
 
 def test_no_slots_give_a_loss_of_zero_with_gradients_of_zero() -> None:
@@ -167,7 +171,14 @@ def test_no_slots_give_a_loss_of_zero_with_gradients_of_zero() -> None:
 def test_bfloat16_weights_keep_float32_softmaxes() -> None:
     """bf16 operands: the value is that of their float64 product, up to the rounding of the logits themselves."""
     problem = Problem.draw(rank=RANK, seed=4)
-    narrow = Problem(*[None if t is None else t.bfloat16() for t in (problem.hidden, problem.feature, problem.output_weight, problem.head, problem.target_hidden)], problem.labels, problem.weights)  # type: ignore[arg-type]  # fmt: skip
+    narrow = Problem(
+        *[
+            None if t is None else t.bfloat16()
+            for t in (problem.hidden, problem.feature, problem.output_weight, problem.head, problem.target_hidden)
+        ],
+        problem.labels,
+        problem.weights,
+    )  # type: ignore[arg-type]
     for tensor in narrow.learnt():
         tensor.requires_grad_(True)
     exact = narrow.to(torch.float64)

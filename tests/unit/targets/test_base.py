@@ -13,8 +13,8 @@ from torch import Tensor
 from draftsmith.errors import TargetError
 from draftsmith.nn.kv import FlatBatch
 from draftsmith.targets.base import SharedWeights, Target, TargetOutput, load_shared, load_target, read_tensors
-from draftsmith.targets.fetch import load_chat_format
 from draftsmith.targets.families import FAMILIES
+from draftsmith.targets.fetch import load_chat_format
 from tests.target_fixtures import real_target
 from tests.tiny_models import (
     CAPTURED,
@@ -30,17 +30,29 @@ from tests.tiny_models import (
 
 __all__ = ["real_target", "tiny_folders"]
 
-PROMPTS = ["What is the capital of France?", "Hi", "Write a function that adds two numbers, and explain it in one line.",
-           "2 + 2 =", "Name three colours.", "Who are you?", "Tell me a short story about a fox.", "Why is the sky blue?"]  # fmt: skip
+PROMPTS = [
+    "What is the capital of France?",
+    "Hi",
+    "Write a function that adds two numbers, and explain it in one line.",
+    "2 + 2 =",
+    "Name three colours.",
+    "Who are you?",
+    "Tell me a short story about a fox.",
+    "Why is the sky blue?",
+]
 
 
 def prefill(target: Target, prompts: list[list[int]]) -> list[TargetOutput]:
     """One flat pass over all prompts, cut back into one output a prompt."""
-    batch = FlatBatch.make([0] * len(prompts), counts=[len(ids) for ids in prompts], slots=range(len(prompts)), device=target.device)  # fmt: skip
+    batch = FlatBatch.make(
+        [0] * len(prompts), counts=[len(ids) for ids in prompts], slots=range(len(prompts)), device=target.device
+    )
     flat = torch.tensor([token for ids in prompts for token in ids])
     output = target.forward(flat, batch=batch, rows=target.new_rows())
     sizes = list(batch.counts)
-    return [TargetOutput(*both) for both in zip(output.captured.split(sizes), output.last_hidden.split(sizes), strict=True)]  # fmt: skip
+    return [
+        TargetOutput(*both) for both in zip(output.captured.split(sizes), output.last_hidden.split(sizes), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -49,12 +61,20 @@ def test_ragged_rounds_with_rollback_equal_one_full_pass(family: str, tiny_folde
     target, model = tiny_target(tiny_folders[family]), reference(tiny_folders[family])
     texts = [random_ids(30, seed=seed) for seed in range(3)]
     rows = target.new_rows()
-    steps = [([0, 0, 0], [5, 2, 9], 0), ([5, 2, 9], [4, 3, 1], 2), ([7, 3, 10], [5, 1, 5], 3), ([9, 4, 12], [1, 4, 2], 0)]
+    steps = [
+        ([0, 0, 0], [5, 2, 9], 0),
+        ([5, 2, 9], [4, 3, 1], 2),
+        ([7, 3, 10], [5, 1, 5], 3),
+        ([9, 4, 12], [1, 4, 2], 0),
+    ]
     for starts, counts, num_wrong in steps:
         ids, right = [], []
         for text, start, count in zip(texts, starts, counts, strict=True):
             wrong = min(num_wrong, count - 1)
-            ids += [*text[start : start + count - wrong], *[(token + 7) % VOCAB for token in text[start + count - wrong : start + count]]]
+            ids += [
+                *text[start : start + count - wrong],
+                *[(token + 7) % VOCAB for token in text[start + count - wrong : start + count]],
+            ]
             right += [True] * (count - wrong) + [False] * wrong
         batch = FlatBatch.make(starts, counts=counts, slots=range(3), device=target.device)
         output = target.forward(torch.tensor(ids), batch=batch, rows=rows)

@@ -39,7 +39,7 @@ def built_once() -> Any:
 
 @pytest.fixture(scope="module")
 def one_rank(folder: Path, built_once: None) -> Found:
-    done = subprocess.run([sys.executable, "-m", MODULE, str(folder)], cwd=REPOSITORY, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", MODULE, str(folder)], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "found-1-0.json").read_text())
 
@@ -58,10 +58,19 @@ def plain_update(folder: Path, *, first: int) -> Found:
     sums = drafter.losses(batch, ce_weight=row.ce, tv_weight=row.tv, confidence_weight=row.confidence)
     loss = sums.total / sums.weight
     loss.backward()
-    gradients = {name: value.grad.flatten().double().numpy() for name, value in drafter.named_parameters() if value.grad is not None}  # fmt: skip
+    gradients = {
+        name: value.grad.flatten().double().numpy()
+        for name, value in drafter.named_parameters()
+        if value.grad is not None
+    }
     torch.optim.AdamW(drafter.parameters(), lr=LR, weight_decay=0.0).step()
     assert sums.bce is not None
-    means = {"loss": loss.detach(), "ce": sums.ce / sums.weight, "tv": sums.tv / sums.weight, "bce": sums.bce / sums.weight}  # fmt: skip
+    means = {
+        "loss": loss.detach(),
+        "ce": sums.ce / sums.weight,
+        "tv": sums.tv / sums.weight,
+        "bce": sums.bce / sums.weight,
+    }
     slots = sums.slot_number.numpy()
     return {
         **{name: float(value) for name, value in means.items()},

@@ -29,7 +29,9 @@ def test_by_default_one_rank_a_gpu(num_gpus: int, expected: int, monkeypatch: py
 @pytest.mark.parametrize("choice", ["", "slurm:4", "local:0", "local:two", "local:-1"])
 def test_a_choice_that_cannot_be_read_is_named(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_LAUNCH", choice)
-    with pytest.raises(MachineError, match=f"DRAFTSMITH_LAUNCH cannot be read: got {choice}, expected local or local:N"):
+    with pytest.raises(
+        MachineError, match=f"DRAFTSMITH_LAUNCH cannot be read: got {choice}, expected local or local:N"
+    ):
         num_local_ranks()
 
 
@@ -44,7 +46,9 @@ def test_buffers_of_dead_processes_are_removed_and_those_in_use_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "SHM", tmp_path)
-    used, dead, other = (tmp_path / name for name in ("deepspeed_allreduce_buffer_1", "deepspeed_allreduce_buffer_2", "sem.x"))  # fmt: skip
+    used, dead, other = (
+        tmp_path / name for name in ("deepspeed_allreduce_buffer_1", "deepspeed_allreduce_buffer_2", "sem.x")
+    )
     for file in (used, dead, other):
         file.write_bytes(b"\0" * mmap.PAGESIZE)
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):

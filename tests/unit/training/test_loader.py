@@ -40,7 +40,10 @@ SHAPE = BatchShape(
 def test_a_walk_through_the_epochs_by_hand() -> None:
     """Five members, four a step: steps cross epochs, and every epoch has an order of its own."""
     orders = {0: [3, 0, 4, 1, 2], 1: [2, 1, 0, 3, 4], 2: [0, 1, 2, 3, 4]}
-    found = [[(item.sample, item.epoch) for item in global_batch(step, size=4, order=orders.__getitem__)] for step in range(3)]  # fmt: skip
+    found = [
+        [(item.sample, item.epoch) for item in global_batch(step, size=4, order=orders.__getitem__)]
+        for step in range(3)
+    ]
     assert found == [
         [(3, 0), (0, 0), (4, 0), (1, 0)],
         [(2, 0), (2, 1), (1, 1), (0, 1)],
@@ -58,7 +61,9 @@ def test_a_batch_larger_than_an_epoch_goes_around() -> None:
 def test_ranks_share_the_same_samples(size: int, micro_batch: int) -> None:
     planned = [Planned(sample, 0) for sample in range(size)]
     for num_ranks in (1, 2, 3, 5):
-        shares = [micro_batches(planned, rank=rank, num_ranks=num_ranks, micro_batch=micro_batch) for rank in range(num_ranks)]  # fmt: skip
+        shares = [
+            micro_batches(planned, rank=rank, num_ranks=num_ranks, micro_batch=micro_batch) for rank in range(num_ranks)
+        ]
         assert [item for share in shares for batch in share for item in batch] == planned
         assert len({len(share) for share in shares}) == 1  # every rank takes part in every micro-step
         assert all(len(batch) <= micro_batch for share in shares for batch in share)
@@ -66,7 +71,10 @@ def test_ranks_share_the_same_samples(size: int, micro_batch: int) -> None:
 
 def test_shares_by_hand() -> None:
     planned = [Planned(sample, 0) for sample in range(5)]
-    shares = [[[item.sample for item in batch] for batch in micro_batches(planned, rank=rank, num_ranks=4, micro_batch=1)] for rank in range(4)]  # fmt: skip
+    shares = [
+        [[item.sample for item in batch] for batch in micro_batches(planned, rank=rank, num_ranks=4, micro_batch=1)]
+        for rank in range(4)
+    ]
     assert shares == [[[0], [1]], [[2], [3]], [[4], []], [[], []]]
 
 
@@ -110,7 +118,7 @@ def test_a_batch_by_hand() -> None:
     assert batch.weights.tolist() == pytest.approx([1, e, e * e, 1, e, 1, 1])
     assert (batch.num_tokens, batch.num_anchors, batch.num_slots) == (8, 4, 7)
     seen = ["".join(str(int(cell)) for cell in batch.mask[b, slot]) for b, slot in ((0, 4), (1, 0), (1, 5))]
-    assert seen == ["11000" "000111000", "10000" "111000000", "00000" "000111000"]
+    assert seen == ["11000000111000", "10000111000000", "00000000111000"]
 
 
 def test_fewer_anchors_than_candidates_are_those_of_the_samples_own_draw() -> None:
@@ -164,7 +172,15 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> CacheReader:
     return CacheReader(store, fill(store, plan, Toy(plan)))
 
 
-def loader_of(reader: CacheReader, *, rank: int = 0, num_ranks: int = 1, members: list[int] | None = None, seed: int = 5, micro_batch: int = 2) -> StepLoader:  # fmt: skip
+def loader_of(
+    reader: CacheReader,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    members: list[int] | None = None,
+    seed: int = 5,
+    micro_batch: int = 2,
+) -> StepLoader:
     return StepLoader(
         reader, members=list(range(len(reader))) if members is None else members, shape=SHAPE, size=7,
         micro_batch=micro_batch, seed=seed, rank=rank, num_ranks=num_ranks,
@@ -176,7 +192,9 @@ def slots_of(batches: list[BlockBatch]) -> list[tuple[int, int, float]]:
     return [
         (label, slot, round(float(hidden[0]), 5))
         for batch in batches
-        for label, slot, hidden in zip(batch.labels.tolist(), batch.slot_number.tolist(), batch.target_hidden, strict=True)  # fmt: skip
+        for label, slot, hidden in zip(
+            batch.labels.tolist(), batch.slot_number.tolist(), batch.target_hidden, strict=True
+        )
     ]
 
 
@@ -205,7 +223,9 @@ def test_an_epoch_holds_every_member_once_and_no_other_sample(reader: CacheReade
     assert slots_of(loader.load(0)) != slots_of(loader_of(reader, members=members, seed=6).load(0))
 
 
-def test_an_error_while_reading_ahead_is_raised_where_its_step_is_due(reader: CacheReader, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_error_while_reading_ahead_is_raised_where_its_step_is_due(
+    reader: CacheReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader, load = loader_of(reader), StepLoader.load
 
     def failing(self: StepLoader, step: int) -> list[BlockBatch]:
@@ -224,5 +244,3 @@ def test_an_error_while_reading_ahead_is_raised_where_its_step_is_due(reader: Ca
 def test_no_members_are_refused(reader: CacheReader) -> None:
     with pytest.raises(TrainingError, match=r"no training sample .*params.yaml: train.min_supervised"):
         loader_of(reader, members=[])
-
-

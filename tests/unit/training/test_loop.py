@@ -57,11 +57,26 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(calendar: Calendar, *, first_step: int) -> Any:
-    recipe = Train(steps=7, global_batch=1, micro_batch=1, anchors=1, lr=2.0, warmup_share=0.25, checkpoint_every=3,
-                   validate_every=2)  # fmt: skip
+    recipe = Train(
+        steps=7,
+        global_batch=1,
+        micro_batch=1,
+        anchors=1,
+        lr=2.0,
+        warmup_share=0.25,
+        checkpoint_every=3,
+        validate_every=2,
+    )
     stand_in: Any = calendar
-    return train(stand_in, engine=stand_in, loader=stand_in, held_out=["held out"], recipe=recipe, first_step=first_step,  # type: ignore[list-item]
-                 hooks=calendar.hooks)  # fmt: skip
+    return train(
+        stand_in,
+        engine=stand_in,
+        loader=stand_in,
+        held_out=["held out"],
+        recipe=recipe,
+        first_step=first_step,  # type: ignore[list-item]
+        hooks=calendar.hooks,
+    )
 
 
 def test_the_calendar_of_seven_updates(validated: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,6 @@ def test_it_never_overshoots_rises_then_falls_and_never_reaches_zero_early(
     top = rates.index(max(rates))
     assert max(rates) <= peak
     assert max(rates) == pytest.approx(peak)
-    assert all(a < b for a, b in zip(rates[:top], rates[1 : top + 1], strict=True))
-    assert all(a >= b for a, b in zip(rates[top:], rates[top + 1 :], strict=False))
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a >= b for a, b in pairwise(rates[top:]))
     assert all(rate > 0 for rate in rates[:-1])

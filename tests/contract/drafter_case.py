@@ -1,0 +1,160 @@
+"""A drafter under the contract: its losses and samples, and its decoding form walked step by step with true tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.cache.reader import CachedSample
+from draftsmith.drafters.base import LossSums, Observation, Proposal
+from draftsmith.drafters.dflash import DFlash
+from draftsmith.nn.block import BlockBatch
+from draftsmith.nn.kv import FlatBatch, KeyValueRows
+from draftsmith.training.loader import make_block_batch
+from tests.tiny_models import WEIGHTS, batch_shape, make_sample, random_ids, widened
+
+SIZE = 4
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Case:
+    """A drafter kind on a family's tiny target: its folder, Hugging Face's model of it, and a random drafter."""
+
+    kind: str
+    folder: Path
+    model: Any
+    drafter: DFlash
+
+    def losses(self, batch: BlockBatch) -> LossSums:
+        row = WEIGHTS[self.kind]
+        return self.drafter.losses(batch, ce_weight=row.ce, tv_weight=row.tv, confidence_weight=row.confidence)
+
+    def sample(self, length: int, *, seed: int, supervised: str | None = None) -> CachedSample:
+        """A random text of `length` tokens; by default all but the first three are supervised."""
+        mask = [int(letter) for letter in supervised or "0" * 3 + "1" * (length - 3)]
+        return make_sample(self.model, random_ids(length, seed=seed), supervised=mask, name=f"s{seed}/t0")
+
+
+def batch_of(*samples: CachedSample, seed: int = 0, num_anchors: int = 64) -> BlockBatch:
+    return make_block_batch(
+        [(sample, 0) for sample in samples], shape=batch_shape(block_size=SIZE, num_anchors=num_anchors), seed=seed
+    )
+
+
+@dataclass
+class Drafted:
+    """Decoding of one block with true tokens put in for sampled ones: logits [K, V], confidence logits [K] or None."""
+
+    logits: Tensor
+    confidence: Tensor | None
+
+
+class StepByStep:
+    """The decoding form of a drafter over one or more samples, fed in uneven pieces, with teacher forcing."""
+
+    def __init__(self, drafter: DFlash, samples: list[CachedSample]) -> None:
+        self.drafter, self.samples = drafter, samples
+        self.rows: KeyValueRows = drafter.new_rows()
+        self.shown = [0] * len(samples)
+
+    def show(self, stops: list[int], *, pieces: int) -> None:
+        """Observe each sample up to its stop, in up to `pieces` pieces of different sizes."""
+        for piece in range(1, pieces + 1):
+            live = []
+            for slot, stop in enumerate(stops):
+                end = stop if piece == pieces else min(stop, self.shown[slot] + 1 + (3 * piece + 2 * slot) % 5)
+                if end > self.shown[slot]:
+                    live.append((slot, self.shown[slot], end))
+            if live:
+                self._observe(live)
+
+    def _observe(self, live: list[tuple[int, int, int]]) -> None:
+        batch = FlatBatch.make(
+            [start for _, start, _ in live],
+            counts=[end - start for _, start, end in live],
+            slots=[slot for slot, _, _ in live],
+            device=CPU,
+        )
+        ids = [torch.from_numpy(self.samples[slot].input_ids[start:end]).long() for slot, start, end in live]
+        captured = [widened(self.samples[slot].context[start:end]) for slot, start, end in live]
+        hidden = torch.zeros(batch.num_tokens, captured[0].shape[-1])  # no block drafter reads the last hidden state
+        self.drafter.observe(Observation(torch.cat(ids), torch.cat(captured), hidden, batch), rows=self.rows)
+        for slot, _, end in live:
+            self.shown[slot] = end
+
+    def propose(self, anchors: list[int]) -> list[Drafted]:
+        """Draft at one anchor per sample, each slot's token replaced by the true one."""
+        seen: list[Tensor] = []
+
+        def sample_true(logits: Tensor, slot: int) -> tuple[Tensor, None]:
+            seen.append(logits)
+            assert slot == len(seen) - 1
+            return torch.tensor([self._true(r, anchor + slot + 1) for r, anchor in enumerate(anchors)]), None
+
+        firsts = torch.tensor([int(sample.input_ids[a]) for sample, a in zip(self.samples, anchors, strict=True)])
+        proposal: Proposal = self.drafter.propose(firsts, positions=anchors, rows=self.rows, sample=sample_true)
+        assert proposal.probabilities is None
+        logits = torch.stack(seen, dim=1)
+        assert logits.dtype == torch.float32
+        confidence = proposal.confidence_logits
+        return [Drafted(logits[r], None if confidence is None else confidence[r]) for r in range(len(anchors))]
+
+    def _true(self, row: int, position: int) -> int:
+        ids = self.samples[row].input_ids
+        return int(ids[position]) if position < len(ids) else 0
+
+
+def expected_losses(case: Case, blocks: Iterator[tuple[CachedSample, int, Drafted]]) -> dict[str, Any]:
+    """The loss of section 6 in float64 from step-by-step logits, slot after slot in the batch's order."""
+    head = case.model.get_output_embeddings().weight.detach().double()
+    softcap = case.model.config.to_dict().get("final_logit_softcapping")
+    ce, tv, bce, weight = 0.0, 0.0, 0.0, 0.0
+    acceptance, correct, confidence = [], [], []
+    for sample, anchor, drafted in blocks:
+        rows = dict(zip(sample.label_positions.tolist(), widened(sample.last_hidden).double(), strict=True))
+        for slot in range(SIZE):
+            label_at = anchor + slot + 1
+            if label_at >= len(sample.input_ids) or not sample.supervised[anchor : label_at + 1].all():
+                break
+            draft = drafted.logits[slot].double().softmax(-1)
+            wanted = rows[anchor + slot] @ head.T
+            wanted = (wanted if softcap is None else softcap * (wanted / softcap).tanh()).softmax(-1)
+            label, w = int(sample.input_ids[label_at]), math.exp(-slot / 4.0)
+            accept = float(torch.minimum(draft, wanted).sum())
+            ce += -w * math.log(float(draft[label]))
+            tv += w * float((draft - wanted).abs().sum())
+            weight += w
+            acceptance.append(accept)
+            correct.append(int(draft.argmax()) == label)
+            if drafted.confidence is not None:
+                c = 1 / (1 + math.exp(-float(drafted.confidence[slot])))
+                bce -= w * (accept * math.log(c) + (1 - accept) * math.log(1 - c))
+                confidence.append(c)
+    row = WEIGHTS[case.kind]
+    return {
+        "total": row.ce * ce + row.tv * tv + row.confidence * bce, "ce": ce, "tv": tv, "bce": bce, "weight": weight,
+        "acceptance": acceptance, "correct": correct, "confidence": confidence,
+    }  # fmt: skip
+
+
+def check_losses(losses: LossSums, expected: dict[str, Any]) -> None:
+    for name in ("total", "ce", "tv", "weight"):
+        assert float(getattr(losses, name)) == pytest.approx(expected[name], rel=1e-4), name
+    np.testing.assert_allclose(losses.acceptance.numpy(), expected["acceptance"], atol=1e-5)
+    assert losses.correct.tolist() == expected["correct"]
+    if losses.confidence is None:
+        assert losses.bce is None
+        assert not expected["confidence"]
+    else:
+        assert losses.bce is not None
+        assert float(losses.bce) == pytest.approx(expected["bce"], rel=1e-4)
+        np.testing.assert_allclose(losses.confidence.numpy(), expected["confidence"], atol=1e-5)
