@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -201,8 +201,8 @@ class Calibrate(Row):
     holdout_share: float = Field(0.5, gt=0, lt=1)
     min_rounds: int = Field(200, gt=0)
     num_bins: int = Field(20, gt=1)
-    grid_low: float = Field(0.2, gt=0)
-    grid_high: float = Field(5.0, gt=0)
+    grid_low: float = Field(0.2, gt=0, le=1)
+    grid_high: float = Field(5.0, gt=1)
     grid_points: int = Field(200, gt=1)
     seed: int = 0
 
@@ -218,10 +218,18 @@ class Evaluate(Row):
     """Lossless speculative decoding against plain decoding of the same engine."""
 
     benchmarks: tuple[Benchmark, ...] = Field(min_length=1)
-    temperatures: tuple[float, ...] = Field(min_length=1)
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
     batch_size: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Evaluate:
+        names = [item.name for item in self.benchmarks]
+        for field, values in (("benchmarks", names), ("temperatures", list(self.temperatures))):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{field} must differ, got {values}")
+        return self
 
 
 class Run(Row):
@@ -256,7 +264,10 @@ class Params(Row):
             stem = f"{run.drafter}-{run.target}"
             if key != stem and not key.startswith(stem + "-"):
                 raise ValueError(f"runs.{key}: the key must be {stem!r} or {stem + '-<variant>'!r}")
-            merged_train(self.train, run)
+            try:
+                merged_train(self.train, run)
+            except ValidationError as error:
+                raise ValueError("; ".join(_problems(error, stem=f"runs.{key}.train."))) from None
         wanted = {run.target for run in self.runs.values()}
         if set(self.active_targets) != wanted:
             raise ValueError(
@@ -304,14 +315,21 @@ def parse_params(raw: object, where: str = "params.yaml") -> Params:
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            place = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-            if item["type"] == "extra_forbidden":
-                lines.append(f"unknown key {place} ({where})")
-            elif item["type"] == "missing":
-                lines.append(f"missing key {place} ({where})")
-            else:
-                got = "" if item["type"] == "value_error" else f", got {item['input']!r}"
-                lines.append(f"{place}: {item['msg'].removeprefix('Value error, ')}{got} ({where})")
-        raise ParamsError("; ".join(lines)) from None
+        raise ParamsError("; ".join(f"{problem} ({where})" for problem in _problems(error))) from None
+
+
+def _problems(error: ValidationError, *, stem: str = "") -> list[str]:
+    """What is wrong with each field, by its place in the document; `stem` comes before the places."""
+    found = []
+    for item in error.errors():
+        place = stem + ".".join(str(part) for part in item["loc"])
+        told = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            found.append(f"unknown key {place}")
+        elif item["type"] == "missing":
+            found.append(f"missing key {place}")
+        elif item["type"] == "value_error":
+            found.append(f"{place}: {told}" if place else told)
+        else:
+            found.append(f"{place or '(whole file)'}: {told}, got {item['input']!r}")
+    return found

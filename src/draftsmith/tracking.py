@@ -228,6 +228,7 @@ def open_client(uri: str) -> MlflowClient:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
     with _foreign_warnings_off():
         from mlflow import MlflowClient
 

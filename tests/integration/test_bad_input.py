@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.line_fixtures import DSPARK, TARGET, Line, files_below, line, make_line, prepared_line, tiny_target
+from tests.line_fixtures import DSPARK, TARGET, Line, files_below, line, prepared_line, tiny_target
 
 __all__ = ["line", "prepared_line", "tiny_target"]
 
@@ -22,9 +22,11 @@ TRAIN = ("train", "--key", DSPARK)
 
 
 @pytest.fixture
-def fresh(tiny_target: Path, tmp_path: Path) -> Line:
+def fresh(prepared_line: Line, tmp_path: Path) -> Line:
     """A working copy in which nothing was built."""
-    return make_line(tmp_path / "fresh", target_folder=tiny_target)
+    line = prepared_line.copied(tmp_path / "fresh")
+    shutil.rmtree(line.root / "data")
+    return line
 
 
 def refused(line: Line, *command: str) -> str:
@@ -140,7 +142,7 @@ def test_missing_prompts_file(fresh: Line) -> None:
     message = refused(fresh, "prompts")
     assert message.startswith("prompt file is not JSON lines: ")
     assert message.endswith(f"({path}:2)")
-    assert [status for _, _, status in fresh.tracked_runs("prompts")] == ["FAILED", "FAILED"]
+    assert [status for _, _, status in fresh.tracked_runs("prompts")] == ["FINISHED", "FAILED", "FAILED"]
 
 
 def test_stages_out_of_order(fresh: Line) -> None:

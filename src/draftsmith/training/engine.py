@@ -105,6 +105,8 @@ class TrainEngine:
                 "wall_clock_breakdown": False,
             },
         )
+        for state in optimizer.state.values():
+            state["step"].zero_()  # without ZeRO, DeepSpeed makes bfloat16's state by a step that AdamW would count
 
     @property
     def device(self) -> torch.device:

@@ -20,7 +20,7 @@ from draftsmith.cache.reader import CachedSample
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch
-from draftsmith.params import Train
+from draftsmith.params import Dtype, Train
 from draftsmith.training.engine import StepResult, TrainEngine, prepare_process
 from draftsmith.training.launch import remove_shared_memory
 from draftsmith.training.loader import Planned, make_block_batch, micro_batches
@@ -30,12 +30,14 @@ SIZE, LR = 4, 1e-2
 LENGTHS = (9, 31, 14, 22, 6, 40)
 ONE_RANK = {"plain-6": (0, 6), "plain-4": (0, 4), "zero-6": (1, 6), "zero-1": (1, 1)}
 """Name of an update -> ZeRO stage and size of a micro-batch."""
+NARROW = {f"bfloat16-{stage}": stage for stage in (0, 1, 2)}
+"""Name of an update in bfloat16 -> ZeRO stage."""
 
 
-def recipe(zero_stage: Literal[0, 1]) -> Train:
+def recipe(zero_stage: Literal[0, 1, 2], *, dtype: Dtype) -> Train:
     return Train(
         steps=10, global_batch=len(LENGTHS), micro_batch=len(LENGTHS), anchors=64, lr=LR, clip_norm=1e9,
-        dtype="float32", zero_stage=zero_stage, checkpoint_every=10, validate_every=10,
+        dtype=dtype, zero_stage=zero_stage, checkpoint_every=10, validate_every=10,
     )  # fmt: skip
 
 
@@ -52,13 +54,13 @@ def texts(folder: Path, *, first: int = 0) -> list[CachedSample]:
     ]
 
 
-def share(samples: list[CachedSample], *, micro_batch: int) -> list[BlockBatch]:
+def share(samples: list[CachedSample], *, micro_batch: int, dtype: Dtype = "float32") -> list[BlockBatch]:
     """This rank's micro-batches of one update, by the loader's own cut."""
     cuts = micro_batches(
         [Planned(place, 0) for place in range(len(samples))],
         rank=int(os.environ["RANK"]), num_ranks=int(os.environ["WORLD_SIZE"]), micro_batch=micro_batch,
     )  # fmt: skip
-    shape = batch_shape(block_size=SIZE)
+    shape = batch_shape(block_size=SIZE, dtype=getattr(torch, dtype))
     return [make_block_batch([(samples[item.sample], 0) for item in cut], shape=shape, seed=1) for cut in cuts]
 
 
@@ -75,11 +77,17 @@ class Recorder:
         self.sums[name] += gradient
 
 
-def engine_for(drafter: DFlash, *, zero_stage: Literal[0, 1], num_micro: int, folder: Path) -> TrainEngine:
+def engine_for(
+    drafter: DFlash, *, zero_stage: Literal[0, 1, 2], num_micro: int, folder: Path, dtype: Dtype = "float32"
+) -> TrainEngine:
     """The first engine of a process joins the process group, the others find it."""
     rendezvous = f"file://{folder}/rendezvous-{os.environ['WORLD_SIZE']}"
     return TrainEngine(
-        drafter, recipe=recipe(zero_stage), loss=WEIGHTS["dspark"], num_micro=num_micro, init_method=rendezvous
+        drafter,
+        recipe=recipe(zero_stage, dtype=dtype),
+        loss=WEIGHTS["dspark"],
+        num_micro=num_micro,
+        init_method=rendezvous,
     )
 
 
@@ -94,6 +102,18 @@ def one_update(folder: Path, samples: list[CachedSample], *, zero_stage: Any, mi
         "slots": [batch.num_slots for batch in batches],
         "parameters": {name: value.detach().flatten().tolist() for name, value in drafter.named_parameters()},
         "gradients": {name: value.flatten().tolist() for name, value in recorder.sums.items()},
+    }
+
+
+def narrow_update(folder: Path, samples: list[CachedSample], *, zero_stage: Any) -> dict[str, list[float]]:
+    """How far one update in bfloat16 moves each parameter."""
+    batches, drafter = share(samples, micro_batch=4, dtype="bfloat16"), drafter_on(folder)
+    drafter.shared = drafter.shared.to(dtype=torch.bfloat16, device=torch.device("cpu"))
+    engine = engine_for(drafter, zero_stage=zero_stage, num_micro=2, folder=folder, dtype="bfloat16")
+    before = {name: value.detach().float() for name, value in drafter.named_parameters()}
+    engine.update(batches, lr=LR, where="step 1")
+    return {
+        name: (value.detach().float() - before[name]).flatten().tolist() for name, value in drafter.named_parameters()
     }
 
 
@@ -152,6 +172,7 @@ def main(folder: Path) -> None:
             name: one_update(folder, samples, zero_stage=stage, micro_batch=size)
             for name, (stage, size) in ONE_RANK.items()
         }
+        found |= {name: narrow_update(folder, samples, zero_stage=stage) for name, stage in NARROW.items()}
         found |= {"errors": errors(folder), "resumed": resumed(folder)}  # type: ignore[dict-item]
     else:
         found = {

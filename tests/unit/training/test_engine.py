@@ -16,7 +16,7 @@ from draftsmith.training.launch import launch_ranks
 from draftsmith.training.loader import make_block_batch
 from tests.target_fixtures import REPOSITORY
 from tests.tiny_models import WEIGHTS, batch_shape, save_tiny
-from tests.unit.training.engine_process import LENGTHS, LR, ONE_RANK, SIZE, drafter_on, texts
+from tests.unit.training.engine_process import LENGTHS, LR, NARROW, ONE_RANK, SIZE, drafter_on, texts
 
 MODULE = "tests.unit.training.engine_process"
 Found = dict[str, Any]
@@ -112,6 +112,15 @@ def test_micro_batches_of_different_sizes_weigh_as_one_batch(name: str, one_rank
     check(one_rank[name], plain)
     # six equal shares: DeepSpeed divides each loss by their number, which the engine has multiplied in
     check_gradients([one_rank[name]], plain)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_the_first_update_in_bfloat16_moves_every_weight_by_the_learning_rate(name: str, one_rank: Found) -> None:
+    """AdamW's first step is the learning rate in the gradient's direction, up to bfloat16's rounding of weights of
+    about 0.25; a step that was counted before (bias corrections of step 2) would make it 0.74 of that."""
+    steps = np.concatenate([np.abs(part) for part in one_rank[name].values()])
+    assert steps[steps > 0].mean() == pytest.approx(LR, rel=0.05)
+    assert (steps > 0).mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["zero-2", "plain-2"])
