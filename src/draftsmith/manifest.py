@@ -77,7 +77,7 @@ class Manifest:
             body = json.loads(path.read_text())
         except FileNotFoundError:
             raise CacheError(
-                f"the {kind} manifest is missing", got=path, expected=f"run the {kind} stage first"
+                f"no {kind} manifest at {path}", expected=f"`dvc repro` to run the {kind} stage first"
             ) from None
         except json.JSONDecodeError:
             raise CacheError(f"the {kind} manifest is not JSON", where=str(path)) from None

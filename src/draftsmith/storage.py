@@ -139,7 +139,9 @@ def copy_prefix(source: Store, destination: Store, *, prefix: str) -> CopyReport
     contents = [item for item in source.list(prefix) if not item.path.startswith(records_prefix(""))]
     if not contents:
         raise ObjectMissingError(
-            f"store {source.uri} has nothing under {prefix}", where="draftsmith store copy FROM TO"
+            f"store {source.uri} holds nothing" + (f" under {prefix}" if prefix else ""),
+            expected="a store with objects",
+            where="draftsmith store copy FROM TO",
         )
     copied = present = copied_bytes = 0
     for item in contents:

@@ -147,11 +147,11 @@ def test_missing_prompts_file(fresh: Line) -> None:
 
 def test_stages_out_of_order(fresh: Line) -> None:
     manifest = fresh.workspace.prompts_manifest
-    message = f"the prompts manifest is missing: got {manifest}, expected run the prompts stage first"
+    message = f"no prompts manifest at {manifest}: expected `dvc repro` to run the prompts stage first"
     assert refused(fresh, *ANSWERS) == message
     message = refused(fresh, "generate", "--key", DSPARK, "Hello?")
-    assert message.startswith("drafter without a contract: got ")
-    assert "expected run the train stage first" in message
+    assert message.startswith("no trained drafter in ")
+    assert f"expected `draftsmith train --key {DSPARK}` first" in message
 
 
 def test_a_store_that_cannot_be_read(line: Line) -> None:

@@ -51,8 +51,12 @@ SHARED = {
     "drafters": {"base", "registry", "contract"},
     "targets": {"base", "families", "capture", "fetch"},
 }
-# A DSpark drafter is a DFlash with two more heads, and its class says so by inheriting.
-PARENTS = {("draftsmith.drafters.dspark", "draftsmith.drafters.dflash")}
+PARENTS = {
+    # A DSpark drafter is a DFlash with two more heads, and its class says so by inheriting.
+    ("draftsmith.drafters.dspark", "draftsmith.drafters.dflash"),
+    # How a DSpark drafter's sequential head starts.
+    ("draftsmith.drafters.start", "draftsmith.drafters.dspark"),
+}
 # The tables that name every kind and family: what a new one is added to.
 TABLES = {"draftsmith.drafters.registry", "draftsmith.targets.families"}
 

@@ -46,7 +46,9 @@ class Contract:
             body["capture_layers"], body["shared"] = tuple(body["capture_layers"]), tuple(body["shared"])
             return cls(**body)
         except FileNotFoundError:
-            raise ContractError("drafter without a contract", got=path, expected="run the train stage first") from None
+            raise ContractError(
+                f"no trained drafter in {folder}", expected=f"`draftsmith train --key {folder.name}` first"
+            ) from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ContractError(f"contract cannot be read: {error}", where=str(path)) from None
 

@@ -124,7 +124,7 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         return DrafterConfig(**body)
     except FileNotFoundError:
         raise ContractError(
-            "drafter folder has no config.json", got=folder, expected="run the train stage first"
+            "drafter folder has no config.json", got=folder, expected=f"`draftsmith train --key {folder.name}` first"
         ) from None
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ContractError(f"drafter config cannot be read: {error}", where=str(folder / CONFIG_NAME)) from None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.nn.confidence import ConfidenceHead
+from draftsmith.nn.confidence import START_RATE, ConfidenceHead
 from draftsmith.nn.sequential import MarkovHead
 from tests.tiny_models import randomize
 
@@ -47,7 +47,7 @@ def test_confidence_is_a_float32_logit_of_a_linear_form() -> None:
     assert head.bfloat16()(torch.zeros(4, 5, dtype=torch.bfloat16)).dtype == torch.float32
 
 
-def test_confidence_starts_at_one_half() -> None:
+def test_confidence_starts_at_the_rate_of_a_young_drafter_whatever_it_reads() -> None:
     head = ConfidenceHead(5)
     head.reset()
-    assert head(torch.randn(7, 5)).sigmoid().tolist() == [0.5] * 7
+    assert head(torch.randn(7, 5)).sigmoid().tolist() == pytest.approx([START_RATE] * 7)
