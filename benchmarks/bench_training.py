@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 from rows import write_row
 
-from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
+from draftsmith.storage import open_store
 
 KEY = "dspark_b7_2l-smollm2_135m"
 TARGET = "smollm2_135m"
@@ -28,7 +28,7 @@ REFERENCE_TRAIN_TOKENS = 49_986 * 0.85  # supervised tokens of the reference run
 COMMAND = "make run && make bench"
 
 
-def expected_length(workspace: Workspace, params: Params, init: str, scratch: Path) -> float:
+def expected_length(workspace: Workspace, init: str, scratch: Path) -> float:
     """Train in a workspace of its own that shares the store, cache manifest and target; the validation's figure."""
     root = scratch / init
     (root / "data" / "cache").mkdir(parents=True)
@@ -47,11 +47,13 @@ def expected_length(workspace: Workspace, params: Params, init: str, scratch: Pa
 
 def main() -> None:
     workspace = Workspace.find()
-    params = load_params(workspace.params)
+    store = open_store(workspace.store_uri)
+    before = {item.path for item in store.list("train")}
     with tempfile.TemporaryDirectory() as scratch:
-        found = {
-            init: expected_length(workspace, params, init, Path(scratch)) for init in ("target_layers", "random")
-        }
+        found = {init: expected_length(workspace, init, Path(scratch)) for init in ("target_layers", "random")}
+    for item in list(store.list("train")):  # this benchmark's own checkpoints
+        if item.path not in before:
+            store.delete(item.path)
     write_row(
         "expected_length_against_reference",
         ours=found["target_layers"],
@@ -59,7 +61,7 @@ def main() -> None:
         unit="tokens a round, bonus included, held-out answers, temperature 1",
         bound=">= 1.0",
         command=COMMAND,
-        note="K = 7, 150 steps of 6 samples x 24 anchors, same number of supervised tokens; the reference run's prompts differ",
+        note="K = 7, 150 steps of 6 x 24 anchors, as many supervised tokens; the reference run's prompts differ",
     )
     write_row(
         "expected_length_target_start_against_random",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,12 +11,12 @@ from pathlib import Path
 from draftsmith.paths import Workspace
 from draftsmith.provenance import read_hardware
 
-OPERATORS = {">=": lambda value, bound: value >= bound, ">": lambda value, bound: value > bound, "<=": lambda value, bound: value <= bound}  # fmt: skip
+OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is ours / baseline; `bound` such as ">= 1.0" is about the ratio, `holds` says whether it does."""
+    """One figure. `ratio` is ours / baseline, `bound` (such as ">= 1.0") is about the ratio, `holds` judges it."""
 
     name: str
     ours: float
@@ -29,15 +30,13 @@ class Row:
     note: str
 
 
-def write_row(
-    name: str, *, ours: float, baseline: float, unit: str, bound: str, command: str, note: str = ""
-) -> Row:
+def write_row(name: str, *, ours: float, baseline: float, unit: str, bound: str, command: str, note: str = "") -> Row:
     """Judge a figure, print it and write reports/bench/<name>.json."""
-    operator, limit = bound.split()
+    sign, limit = bound.split()
     ratio = ours / baseline
     row = Row(
         name, round(ours, 4), round(baseline, 4), unit, round(ratio, 4), bound,
-        OPERATORS[operator](ratio, float(limit)), command, read_hardware().description, note,
+        OPERATORS[sign](ratio, float(limit)), command, read_hardware().description, note,
     )  # fmt: skip
     path: Path = Workspace.find().root / "reports" / "bench" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

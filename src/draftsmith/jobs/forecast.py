@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
 
-# Measured on two cores of a 2024 server CPU with the 135 M target in bfloat16; other targets scale by their weights.
+# Measured on two cores of a server CPU with the 135 M target in bfloat16; other targets scale by their weights.
 REFERENCE_WEIGHTS = 135e6
-DECODE_TOKENS_PER_S = 330.0
-DRAFT_TOKENS_PER_S = 230.0
-PREFILL_TOKENS_PER_S = 1800.0
-SECONDS_PER_SLOT = 0.0011
-PROMPT_TOKENS = 90
-SLOTS_PER_ANCHOR = 6.0
+ANSWER_TOKENS_PER_S = 280.0  # batches of 96
+PLAIN_TOKENS_PER_S = 130.0  # batches of up to 16
+DRAFT_TOKENS_PER_S = 65.0
+CACHE_TOKENS_PER_S = 1000.0
+SECONDS_PER_SLOT = {"dspark": 0.0019, "dflash": 0.0012}
+STAGE_START_S = 12.0
+PROMPT_TOKENS = 70
+SLOTS_PER_ANCHOR = 6.7
+CHECKPOINT_BYTES = 0.6e9  # of a drafter with a sequential head
+MEMORY_BYTES = 5e9  # of a training
+NUM_TURNS = {"mt_bench": 2}
 
 
 @dataclass(frozen=True)
@@ -49,22 +54,22 @@ def forecast(workspace: Workspace, params: Params) -> Forecast:
         row = params.targets[name]
         weights = row.num_layers * 12 * row.hidden_size**2 + row.vocab_size * row.hidden_size
         scale = weights / REFERENCE_WEIGHTS
-        tokens = num_answers * (params.answers.max_new_tokens * 0.85 + PROMPT_TOKENS)
-        seconds["answers"] += scale * num_answers * params.answers.max_new_tokens * 0.85 / DECODE_TOKENS_PER_S
-        seconds["cache"] += scale * tokens / PREFILL_TOKENS_PER_S
+        written = num_answers * params.answers.max_new_tokens * 0.87
+        tokens = written + num_answers * PROMPT_TOKENS
+        seconds["answers"] += STAGE_START_S + scale * written / ANSWER_TOKENS_PER_S
+        seconds["cache"] += STAGE_START_S + scale * tokens / CACHE_TOKENS_PER_S
         disk += tokens * 2 * row.hidden_size * (len(row.capture_layers) + 1) / 1.45 + 2 * weights
-        memory = max(memory, 2 * weights + 4e9 * min(1.0, scale))
+        memory = max(memory, 2 * weights + MEMORY_BYTES * min(1.0, scale))
     for key, run in params.runs.items():
-        recipe, row = params.train_of(key), params.targets[run.target]
+        recipe, row, drafter = params.train_of(key), params.targets[run.target], params.drafters[run.drafter]
         head = row.vocab_size * row.hidden_size / (49152 * 576)
-        seconds["training"] += (
-            recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR * SECONDS_PER_SLOT * head
-        )
-        if params.drafters[run.drafter].confidence:
-            made = params.prompts.num_calibration * params.calibrate.max_new_tokens * 0.85
-            seconds["calibration"] += made / DRAFT_TOKENS_PER_S
-        made = sum(item.cap for item in params.evaluate.benchmarks) * params.evaluate.max_new_tokens
-        made *= len(params.evaluate.temperatures)
-        seconds["evaluation"] += made / DRAFT_TOKENS_PER_S + made / DECODE_TOKENS_PER_S
-        disk += 0.7e9 * head
+        slots = recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR
+        seconds["training"] += STAGE_START_S + slots * SECONDS_PER_SLOT[drafter.kind] * head
+        if drafter.confidence:
+            made = params.prompts.num_calibration * params.calibrate.max_new_tokens * 0.9
+            seconds["calibration"] += STAGE_START_S + made / DRAFT_TOKENS_PER_S
+        turns = sum(item.cap * NUM_TURNS.get(item.name, 1) for item in params.evaluate.benchmarks)
+        made = turns * params.evaluate.max_new_tokens * len(params.evaluate.temperatures) * 0.9
+        seconds["evaluation"] += STAGE_START_S + made / DRAFT_TOKENS_PER_S + made / PLAIN_TOKENS_PER_S
+        disk += CHECKPOINT_BYTES * head
     return Forecast(seconds, disk, memory, shutil.disk_usage(workspace.root).free)
