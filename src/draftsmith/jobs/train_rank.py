@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import draftsmith
 from draftsmith.cache.reader import CacheReader
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
@@ -25,7 +26,7 @@ from draftsmith.errors import ContractError, DraftsmithError, TrainingError
 from draftsmith.evaluation.figures import Curve, loss_figure
 from draftsmith.jobs.parts import TargetFolder, cache_manifest, device_name, target_folder, workspace_store
 from draftsmith.jobs.progress import progress
-from draftsmith.manifest import Manifest, hash8, json_digest, write_bytes, write_json
+from draftsmith.manifest import Manifest, hash8, json_digest, sha256_hex, write_bytes, write_json
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Params, Train, load_params
 from draftsmith.paths import Workspace
@@ -40,7 +41,7 @@ from draftsmith.training.loader import BatchShape, StepLoader, bf16_tensor, make
 from draftsmith.training.loop import Hooks, StepReport, train
 from draftsmith.training.validation import Validation
 
-FORMAT_VERSION = 1
+CODE = ("nn", "drafters", "training")
 CURVE_FIELDS = ("step", "loss", "ce", "tv", "bce", "lr", "grad_norm", "acceptance_1")
 
 
@@ -75,7 +76,7 @@ def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_r
     )  # fmt: skip
     batches = _held_out(reader, held_out, recipe=recipe, shape=shape, rank=rank, num_ranks=num_ranks)
     identity = {
-        "format": FORMAT_VERSION,
+        "code": code_digest(),
         "drafter": row.model_dump(),
         "train": recipe.model_dump(exclude={"checkpoint_every", "keep_checkpoints", "validate_every"}),
         "target": place.digest,
@@ -88,6 +89,13 @@ def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_r
     engine.close()
     if rank == 0:
         remove_shared_memory(own=True)
+
+
+def code_digest() -> str:
+    """sha256 over the sources that a training run's result depends on: other code never resumes its checkpoints."""
+    root = Path(draftsmith.__file__).parent
+    files = [path for folder in CODE for path in sorted((root / folder).glob("*.py"))]
+    return json_digest([[path.name, sha256_hex(path.read_bytes())] for path in files])
 
 
 class _Session:
