@@ -67,11 +67,18 @@ def test_fields_that_agree_or_are_not_asked_for_pass() -> None:
     CONTRACT.check({"target_digest": "aa11", "capture_layers": (1, 3)}, meets="a target")
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"target": "toy"}', "no file"])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"target": "toy"}'])
 def test_a_contract_that_cannot_be_read_is_named(damage: str, tmp_path: Path) -> None:
-    if damage != "no file":
-        (tmp_path / CONTRACT_NAME).write_text(damage)
+    (tmp_path / CONTRACT_NAME).write_text(damage)
     with pytest.raises(ContractError, match=str(tmp_path / CONTRACT_NAME)):
+        Contract.read(tmp_path)
+
+
+def test_a_folder_without_a_contract_says_what_to_run(tmp_path: Path) -> None:
+    """A drafter's folder bears its key."""
+    with pytest.raises(
+        ContractError, match=rf"no trained drafter in {tmp_path}.*draftsmith train --key {tmp_path.name}"
+    ):
         Contract.read(tmp_path)
 
 
