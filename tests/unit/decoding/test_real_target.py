@@ -19,7 +19,7 @@ from tests.tiny_models import hugging_face_greedy, reference
 
 __all__ = ["real_target"]
 
-TEXTS = ["What is 12 + 30?", "Say hello.", "What is the capital of France?", "List three fruits."]
+TEXTS = ["What is 12 + 30?", "Say hello.", "List three fruits."]
 NUM_NEW = 24
 
 
@@ -64,7 +64,7 @@ def ragged(_confidence: Tensor | None, num_requests: int, block_size: int) -> li
 
 
 @pytest.mark.parametrize(
-    ("count", "policy", "drafted"), [(2, verify_all, True), (4, ragged, True), (4, verify_all, False)]
+    ("count", "policy", "drafted"), [(2, verify_all, True), (3, ragged, True), (3, verify_all, False)]
 )
 def test_greedy_answers_are_hugging_faces(
     count: int,
