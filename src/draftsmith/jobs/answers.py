@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from draftsmith.decoding.engine import Engine, Request
-from draftsmith.jobs.parts import OpenTarget, open_target, stored, workspace_store
+from draftsmith.jobs.parts import OpenTarget, open_target
 from draftsmith.jobs.progress import progress
+from draftsmith.jobs.stores import stored, workspace_store
 from draftsmith.manifest import Manifest, hash8
 from draftsmith.params import Answers, Params
 from draftsmith.paths import Workspace

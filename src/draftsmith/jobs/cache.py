@@ -16,8 +16,9 @@ from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLen
 from draftsmith.cache.writer import CacheWriter, SampleArrays
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
 from draftsmith.errors import CacheError, ParamsError
-from draftsmith.jobs.parts import OpenTarget, open_target, processor, stored, workspace_store
+from draftsmith.jobs.parts import OpenTarget, open_target, processor
 from draftsmith.jobs.progress import progress
+from draftsmith.jobs.stores import stored, workspace_store
 from draftsmith.manifest import Manifest, hash8
 from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Params

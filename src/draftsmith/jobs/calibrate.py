@@ -17,8 +17,9 @@ from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.rounds import Generation
 from draftsmith.evaluation.conversations import Conversation, answer_conversations
 from draftsmith.figures import png_bytes
-from draftsmith.jobs.parts import open_drafter, open_target, stored, workspace_store
+from draftsmith.jobs.parts import open_drafter, open_target
 from draftsmith.jobs.progress import progress
+from draftsmith.jobs.stores import stored, workspace_store
 from draftsmith.manifest import Manifest, write_bytes, write_json
 from draftsmith.params import Calibrate, Params, Sampling
 from draftsmith.paths import Workspace

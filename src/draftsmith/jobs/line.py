@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.summary import load_reports, markdown_page
-from draftsmith.jobs.parts import workspace_store
+from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, write_bytes
 from draftsmith.params import Params
 from draftsmith.paths import Workspace

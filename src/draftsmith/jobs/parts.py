@@ -12,12 +12,9 @@ import torch
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.errors import ObjectMissingError
-from draftsmith.manifest import Manifest
 from draftsmith.params import Params
 from draftsmith.params import Target as TargetRow
 from draftsmith.paths import Workspace
-from draftsmith.storage import Store, open_store
 from draftsmith.targets.base import Target, check_family, load_target, read_config
 from draftsmith.targets.families import FAMILIES
 from draftsmith.targets.fetch import check_dimensions, fetch_target, load_chat_format
@@ -32,22 +29,6 @@ def device_name() -> str:
 def processor() -> str:
     """The kind of processor that computes here, as commit records name it."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
-
-
-def workspace_store(workspace: Workspace) -> Store:
-    return open_store(workspace.store_uri)
-
-
-def stored(store: Store, manifest: Manifest, path: str, *, stage: str) -> bytes:
-    """An object of a finished prefix. Raises ObjectMissingError with the command that makes the prefix again."""
-    try:
-        return store.get(f"{manifest.prefix}/{path}")
-    except ObjectMissingError:
-        raise ObjectMissingError(
-            f"store {store.uri} lacks {manifest.prefix}/{path}",
-            expected=f"what the {manifest.kind} manifest names; `dvc repro -f -s {stage}` makes it again",
-            where="or DRAFTSMITH_STORE is another store's",
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -123,7 +104,3 @@ def open_drafter(workspace: Workspace, params: Params, key: str, *, opened: Open
     return load_drafter(
         folder, target_folder=opened.place.folder, shared=opened.target.shared, dtype=opened.target.dtype
     )
-
-
-def cache_manifest(workspace: Workspace, target: str) -> Manifest:
-    return Manifest.read(workspace.cache_manifest(target), "cache")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftsmith.evaluation.benchmarks import benchmark_turns
-from draftsmith.jobs.parts import workspace_store
+from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, ObjectRecord, hash8, sha256_hex
 from draftsmith.params import Params
 from draftsmith.paths import Workspace

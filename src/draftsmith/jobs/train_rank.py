@@ -24,8 +24,9 @@ from draftsmith.drafters.registry import build_drafter, drafter_config, save_dra
 from draftsmith.drafters.start import start_markov_head
 from draftsmith.errors import ContractError, DraftsmithError, TrainingError
 from draftsmith.evaluation.figures import Curve, loss_figure
-from draftsmith.jobs.parts import TargetFolder, cache_manifest, device_name, target_folder, workspace_store
+from draftsmith.jobs.parts import TargetFolder, device_name, target_folder
 from draftsmith.jobs.progress import progress
+from draftsmith.jobs.stores import cache_manifest, workspace_store
 from draftsmith.manifest import Manifest, hash8, json_digest, sha256_hex, write_bytes, write_json
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Params, Train, load_params

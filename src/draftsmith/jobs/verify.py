@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftsmith.cache.verify import VerifyReport, verify_cache
 from draftsmith.errors import CacheError
-from draftsmith.jobs.parts import cache_manifest, workspace_store
+from draftsmith.jobs.stores import cache_manifest, workspace_store
 from draftsmith.manifest import write_json
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
