@@ -46,7 +46,7 @@ class Target(Row):
     mask_token_id: int = Field(ge=0)
     capture_layers: tuple[int, ...] = Field(min_length=1)
     last_hidden: Literal["labels", "all"] = "labels"
-    codec: Literal["plain", "bf16"] = "bf16"
+    codec: Literal["plain", "bf16", "int8"] = "bf16"
     dtype: Dtype = "bfloat16"
     system_prompt: str | None = None
     sampling: Sampling = Sampling()

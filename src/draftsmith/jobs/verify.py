@@ -10,7 +10,7 @@ from draftsmith.params import Params
 from draftsmith.paths import Workspace
 
 
-def run(workspace: Workspace, params: Params, name: str, *, deep: bool) -> VerifyReport:
+def run(workspace: Workspace, params: Params, name: str, *, deep: bool, sample_bytes: int | None) -> VerifyReport:
     """Check sizes of all objects and sha256 of a sample (all with `deep`). Raises CacheError that lists problems."""
     params.target(name)
     manifest = cache_manifest(workspace, name)
