@@ -80,9 +80,7 @@ def measure_accepted_length(
 
     Raises DraftsmithError if there is no round at all.
     """
-    by_prompt: dict[str, list[Generation]] = {}
-    for generation in generations:
-        by_prompt.setdefault(generation.prompt_id, []).append(generation)
+    by_prompt = _by_prompt(generations)
     with_rounds = [turns for turns in by_prompt.values() if any(turn.rounds for turn in turns)]
     if not with_rounds:
         raise DraftsmithError(
@@ -119,6 +117,48 @@ def measure_accepted_length(
     )
 
 
+@dataclass(frozen=True)
+class LengthDifference:
+    """Accepted length of one drafter less that of another on the same prompts, with its 95 % interval over prompts."""
+
+    difference: float
+    interval: Interval | None
+    num_prompts: int
+
+
+def compare_accepted_length(
+    generations: Sequence[Generation],
+    *,
+    baseline: Sequence[Generation],
+    block_size: int,
+    seed: int,
+    num_resamples: int = 2000,
+) -> LengthDifference:
+    """Micro accepted length (bonus included) of `generations` minus that of `baseline`, paired by prompt.
+
+    Each bootstrap sample draws prompts once for both. Prompts without a round in either are left out. Raises
+    DraftsmithError if the two do not answer the same prompts, or no prompt has rounds in both.
+    """
+    sides = [_by_prompt(generations), _by_prompt(baseline)]
+    if sides[0].keys() != sides[1].keys():
+        raise DraftsmithError(
+            "a paired comparison needs the same prompts", got=f"{len(sides[0])} and {len(sides[1])} prompts"
+        )
+    kept = [name for name in sorted(sides[0]) if all(any(turn.rounds for turn in side[name]) for side in sides)]
+    if not kept:
+        raise DraftsmithError("no prompt with decoding rounds in both", got=f"{len(sides[0])} prompts")
+    ours, theirs = (_sum_by_prompt([side[name] for name in kept], block_size=block_size) for side in sides)
+    difference = ours.committed.sum() / ours.rounds.sum() - theirs.committed.sum() / theirs.rounds.sum()
+    weights = _resamples(len(kept), num_resamples=num_resamples, seed=seed)
+    interval = None
+    if weights is not None:
+        drawn = (weights @ ours.committed) / (weights @ ours.rounds)
+        drawn -= (weights @ theirs.committed) / (weights @ theirs.rounds)
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        interval = (float(low), float(high))
+    return LengthDifference(float(difference), interval, len(kept))
+
+
 def share_identical(generations: Sequence[Generation], *, plain: Sequence[Generation]) -> float:
     """Share of prompts whose answers, in all their turns, equal those of plain decoding token for token.
 
@@ -135,6 +175,13 @@ def share_identical(generations: Sequence[Generation], *, plain: Sequence[Genera
         same = generation.token_ids == plain_ids[generation.request_id]
         identical[generation.prompt_id] = identical.get(generation.prompt_id, True) and same
     return sum(identical.values()) / len(identical)
+
+
+def _by_prompt(generations: Sequence[Generation]) -> dict[str, list[Generation]]:
+    found: dict[str, list[Generation]] = {}
+    for generation in generations:
+        found.setdefault(generation.prompt_id, []).append(generation)
+    return found
 
 
 def _sum_by_prompt(prompts: Sequence[Sequence[Generation]], *, block_size: int) -> _PromptSums:
