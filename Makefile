@@ -36,8 +36,8 @@ $(STAMP): requirements.lock requirements-data.txt pyproject.toml
 run: setup ## The whole line: prompts, answers, cache, training, calibration, evaluation, and the table of figures
 	@$(VENV)/bin/draftsmith run
 
-test: setup ## All tests
-	$(PY) -m pytest
+test: setup ## All tests, in two processes of one thread each
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
 
 up: setup ## Start Prefect, its worker, MLflow and an S3 server on this machine
 	@$(PY) infra/services.py up
