@@ -159,7 +159,7 @@ def target(**fields: object) -> Target:
         ({"package": "p"}, r"exactly one of package, hf_id, folder must be set, got \['package', 'folder'\]"),
         ({"folder": None, "hf_id": "a/b"}, "hf_id needs a pinned revision"),
         ({"family": "mamba"}, "should be 'llama', 'qwen3' or 'gemma4'"),
-        ({"codec": "int4"}, "should be 'plain' or 'bf16'"),
+        ({"codec": "int4"}, "should be 'plain', 'bf16' or 'int8'"),
     ],
 )
 def test_targets_that_cannot_be(fields: dict[str, object], told: str) -> None:
