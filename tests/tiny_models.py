@@ -23,7 +23,7 @@ from draftsmith.params import LossWeights, Sequential
 from draftsmith.params import Target as TargetRow
 from draftsmith.targets.base import Target, load_target
 from draftsmith.targets.families import FAMILIES
-from draftsmith.training.loader import BatchShape
+from draftsmith.training.batches import BatchShape
 
 VOCAB, HIDDEN, LAYERS, MASK_TOKEN, END_TOKEN = 61, 32, 5, 60, 59
 CAPTURED = (0, 2, 3)
@@ -176,7 +176,6 @@ def batch_shape(*, block_size: int = 4, num_anchors: int = 64, dtype: torch.dtyp
         block_size=block_size,
         num_anchors=num_anchors,
         gamma_w=4.0,
-        mask_token_id=MASK_TOKEN,
         dtype=dtype,
         device=torch.device("cpu"),
         context_shape=(len(CAPTURED), HIDDEN),

@@ -71,43 +71,69 @@ class Target(Row):
 
 
 class Sequential(Row):
-    """The sequential head (METHOD: DSpark Eq. 4-6) and the rank r of its bias."""
+    """The sequential head (DSpark Eq. 4-6) and the rank r of its bias."""
 
-    kind: Literal["markov"] = "markov"
+    kind: Literal["markov", "gated", "rnn"] = "markov"
     rank: int = Field(256, gt=0)
 
 
 class LossWeights(Row):
-    """Weights of cross-entropy, total variation and confidence BCE in the training loss."""
+    """Weights of the training loss: cross-entropy to the labels, total variation to the target's distribution, BCE of
+    the confidence; and the soft cross-entropy to the target's distribution, which EAGLE-3 has in their place."""
 
-    ce: float = Field(ge=0)
-    tv: float = Field(ge=0)
+    ce: float = Field(0.0, ge=0)
+    tv: float = Field(0.0, ge=0)
     confidence: float = Field(0.0, ge=0)
+    soft_ce: float = Field(0.0, ge=0)
 
 
 class Drafter(Row):
-    """A drafter's architecture and the loss that defines it. `block_size` is K: draft tokens a round."""
+    """A drafter's architecture and the loss that defines it. `block_size` is K: draft tokens a round.
 
-    kind: Literal["dspark", "dflash"]
-    block_size: int = Field(ge=2)
-    layers: int = Field(ge=1)
+    `sample_from_anchor`: the anchor's own slot drafts the first token (false: only the mask slots draft, the original
+    DFlash). `sliding_window`: tokens back that the draft layers see (null: all). `confidence_with_markov`: whether
+    the confidence head reads the sequential head's feature too. `step_decay`: EAGLE-3's weight of a further step.
+    """
+
+    kind: Literal["dspark", "dflash", "eagle3", "mtp1"]
+    block_size: int = Field(ge=1)
+    layers: int = Field(1, ge=1)
     head_norms: bool = False
+    sliding_window: int | None = Field(None, gt=0)
     sequential: Sequential | None = None
     confidence: bool = False
-    sample_from_anchor: Literal[True] = True
+    confidence_with_markov: bool = True
+    sample_from_anchor: bool = True
+    step_decay: float = Field(0.8, gt=0, le=1)
     loss: LossWeights
 
     @model_validator(mode="after")
     def _consistent(self) -> Drafter:
         if self.kind == "dspark" and self.sequential is None:
             raise ValueError("a dspark drafter needs `sequential`; without one it is a dflash")
-        if self.kind == "dflash" and (self.sequential is not None or self.confidence):
-            raise ValueError("a dflash drafter has neither `sequential` nor `confidence`")
+        if self.kind != "dspark" and (self.sequential is not None or self.confidence):
+            raise ValueError(f"a {self.kind} drafter has neither `sequential` nor `confidence`")
+        if self.kind in ("dspark", "dflash") and self.block_size < 2:
+            raise ValueError(f"block_size must be >= 2, got {self.block_size}")
+        if self.kind == "mtp1" and self.block_size != 1:
+            raise ValueError(f"an mtp1 drafter drafts one token: block_size must be 1, got {self.block_size}")
+        if self.kind in ("eagle3", "mtp1") and self.layers != 1:
+            raise ValueError(f"an {self.kind} drafter has one layer, got {self.layers}")
+        if self.kind in ("eagle3", "mtp1") and not self.sample_from_anchor:
+            raise ValueError(f"sample_from_anchor is for blocks of masks, which an {self.kind} drafter has not")
+        self._check_loss()
+        return self
+
+    def _check_loss(self) -> None:
         if self.loss.confidence > 0 and not self.confidence:
             raise ValueError("loss.confidence > 0 needs `confidence: true`")
-        if self.loss.ce + self.loss.tv == 0:
+        if self.kind == "eagle3":
+            if self.loss.soft_ce == 0 or self.loss.ce + self.loss.tv > 0:
+                raise ValueError("an eagle3 drafter learns from loss.soft_ce > 0 alone")
+        elif self.loss.soft_ce > 0:
+            raise ValueError(f"loss.soft_ce is the loss of eagle3, not of {self.kind}")
+        elif self.loss.ce + self.loss.tv == 0:
             raise ValueError("loss.ce and loss.tv cannot both be 0")
-        return self
 
 
 class PromptFile(Row):
@@ -169,6 +195,7 @@ class Cache(Row):
 class Train(Row):
     """The training recipe. `global_batch` counts samples a step over all ranks and micro-steps.
 
+    `row_tokens`: samples of a micro-batch are packed into rows of at most so many tokens (0: a row a sample).
     `max_supervised_tokens` trains on the first samples of the cache whose supervised tokens fit in it (null: on all).
     """
 
@@ -176,6 +203,7 @@ class Train(Row):
     global_batch: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     anchors: int = Field(gt=0)
+    row_tokens: int = Field(0, ge=0)
     gamma_w: float = Field(4.0, gt=0)
     lr: float = Field(gt=0)
     warmup_share: float = Field(0.04, ge=0, lt=1)

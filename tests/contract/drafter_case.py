@@ -18,7 +18,7 @@ from draftsmith.drafters.base import LossSums, Observation, Proposal
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
-from draftsmith.training.loader import make_block_batch
+from draftsmith.training.batches import make_block_batch
 from tests.tiny_models import WEIGHTS, batch_shape, make_sample, random_ids, widened
 
 SIZE = 4
@@ -35,8 +35,7 @@ class Case:
     drafter: DFlash
 
     def losses(self, batch: BlockBatch) -> LossSums:
-        row = WEIGHTS[self.kind]
-        return self.drafter.losses(batch, ce_weight=row.ce, tv_weight=row.tv, confidence_weight=row.confidence)
+        return self.drafter.losses(batch, weights=WEIGHTS[self.kind])
 
     def sample(self, length: int, *, seed: int, supervised: str | None = None) -> CachedSample:
         """A random text of `length` tokens; by default all but the first three are supervised."""

@@ -180,9 +180,14 @@ def test_targets_that_can_be() -> None:
         ({"kind": "dflash"}, "a dflash drafter has neither `sequential` nor `confidence`"),
         ({"confidence": False}, "loss.confidence > 0 needs `confidence: true`"),
         ({"loss": {"ce": 0.0, "tv": 0.0}}, "loss.ce and loss.tv cannot both be 0"),
-        ({"block_size": 1}, "greater than or equal to 2, got 1"),
+        ({"block_size": 1}, "block_size must be >= 2, got 1"),
         ({"layers": 0}, "greater than or equal to 1, got 0"),
-        ({"sample_from_anchor": False}, "should be True, got False"),
+        ({"kind": "mtp1", "sequential": None, "confidence": False}, "block_size must be 1, got 7"),
+        ({"kind": "eagle3", "sequential": None, "confidence": False}, "an eagle3 drafter has one layer, got 2"),
+        (
+            {"kind": "eagle3", "sequential": None, "confidence": False, "layers": 1, "loss": {"ce": 1.0}},
+            "an eagle3 drafter learns from loss.soft_ce > 0 alone",
+        ),
     ],
 )
 def test_drafters_that_cannot_be(change: dict[str, object], told: str) -> None:

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import LayerGeometry
+from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights
 
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Everything that fixes a drafter's shape, from its row and its target's config."""
+    """Everything that fixes a drafter's shape, from its row and its target's config.
+
+    `block_size` is K, the draft tokens of a round; `windows` [num_layers] how far each draft layer sees back (None:
+    all the way); `sequential` kind and rank of the sequential head; `step_decay` weighs EAGLE-3's further steps.
+    """
 
     kind: str
     family: str
@@ -29,18 +34,25 @@ class DrafterConfig:
     vocab_size: int
     mask_token_id: int
     capture_layers: tuple[int, ...]
-    sequential_kind: str | None
-    sequential_rank: int
-    confidence: bool
-    sample_from_anchor: bool
+    windows: tuple[int | None, ...]
+    sequential: tuple[str, int] | None = None
+    confidence: bool = False
+    confidence_with_markov: bool = True
+    sample_from_anchor: bool = True
+    step_decay: float = 1.0
+
+    @property
+    def block_width(self) -> int:
+        """Slots that a block of masks runs: K, or K + 1 where the anchor's own slot drafts nothing."""
+        return self.block_size if self.sample_from_anchor else self.block_size + 1
 
 
 @dataclass(frozen=True)
 class LossSums:
     """Weighted sums of one micro-batch: `total` is differentiable, the rest is for people.
 
-    `weight` is the sum of slot weights; `acceptance` [n] and `correct` [n] per counted slot, `confidence` [n]
-    predicted survival or None; `slot_number` [n] (0-based).
+    `weight` is what the sums of all micro-batches are divided by; `acceptance` [n] and `correct` [n] per counted slot,
+    `confidence` [n] predicted survival or None; `slot_number` [n] (0-based).
     """
 
     total: Tensor
@@ -86,13 +98,22 @@ class Drafter(nn.Module, ABC):
         self.config = config
         self.shared = shared
 
+    @property
+    def reads_last_hidden(self) -> bool:
+        """Whether the drafter reads the target's last hidden state of every token: the cache must keep all of them."""
+        return False
+
+    def batch_weight(self, batch: BlockBatch) -> Tensor:
+        """What the loss sums are normalised by, summed over all micro-batches and ranks: the weights of the slots."""
+        return batch.weights.sum()
+
     @abstractmethod
-    def losses(self, batch: BlockBatch, *, ce_weight: float, tv_weight: float, confidence_weight: float) -> LossSums:
+    def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
         """Weighted loss sums of one micro-batch (not yet normalised)."""
 
     @abstractmethod
     def new_rows(self) -> KeyValueRows:
-        """Empty key-value rows for decoding."""
+        """Empty rows of what the drafter keeps of each request in decoding."""
 
     @abstractmethod
     def observe(self, observation: Observation, *, rows: KeyValueRows) -> None:

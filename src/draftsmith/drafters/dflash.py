@@ -1,6 +1,8 @@
 """DFlash: a parallel backbone that reads the target's captured states and drafts a whole block in one pass.
 
-Source: DFlash section 3 (arXiv 2602.06036), block convention of DSpark (the anchor's own slot is the first draft).
+Source: DFlash section 3 (arXiv 2602.06036). A block is the anchor's token and mask tokens. With `sample_from_anchor`
+(DSpark's convention) slot anchor + k - 1 drafts token anchor + k, the anchor's own slot the first one; without it (the
+original DFlash) a block has one more slot, and the mask at anchor + k drafts the token in its own place.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import STYLES, DraftLayer
 from draftsmith.nn.losses import draft_loss
 from draftsmith.nn.rope import Rope
+from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights
 
 INIT_STD = 0.02
@@ -30,7 +33,7 @@ class DFlash(Drafter):
         self.fc = nn.Linear(len(config.capture_layers) * hidden, hidden, bias=False)
         style = STYLES[config.geometry.style]
         self.hidden_norm = style.norm(hidden, eps=eps)
-        self.layers = nn.ModuleList(style.layer(config.geometry) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(style.layer(config.geometry, window=window) for window in config.windows)
         self.norm = style.norm(hidden, eps=eps)
         self.rope = rope
 
@@ -48,18 +51,33 @@ class DFlash(Drafter):
         return cast(list[DraftLayer], list(self.layers))
 
     def backbone(self, batch: BlockBatch) -> Tensor:
-        """Block states after the final norm: [B, A * K, D]."""
+        """States of all slots of all blocks after the final norm: [B, A * width, D]."""
+        width = self.config.block_width
         context = self.hidden_norm(self.fc(batch.context.flatten(-2)))
-        positions = torch.arange(context.shape[1], device=context.device).expand(context.shape[0], -1)
-        block_rope, context_rope = self.rope(batch.block_positions), self.rope(positions)
-        x = self.shared.embed(batch.block_ids).to(context.dtype)
-        for layer in self.draft_layers:
-            x = layer(x, context=context, mask=batch.mask, block_rope=block_rope, context_rope=context_rope)
+        positions = batch.block_positions(width)
+        block_rope, context_rope = self.rope(positions), self.rope(batch.positions)
+        attentions = {
+            window: batch.visibility.attention(positions, num_own=width, window=window)
+            for window in set(self.config.windows)
+        }
+        ids = batch.block_ids(width, mask_token_id=self.config.mask_token_id)
+        x = self.shared.embed(ids).to(context.dtype)
+        for layer, window in zip(self.draft_layers, self.config.windows, strict=True):
+            x = layer(
+                x, context=context, attention=attentions[window], block_rope=block_rope, context_rope=context_rope
+            )
         return self.norm(x)
 
-    def losses(self, batch: BlockBatch, *, ce_weight: float, tv_weight: float, confidence_weight: float) -> LossSums:
-        del confidence_weight
-        hidden = self.backbone(batch).flatten(0, 1)[batch.slot_index]
+    def slot_states(self, batch: BlockBatch) -> Tensor:
+        """h_k of every block: [B * A, K, D]."""
+        return self.drafting(self.backbone(batch).unflatten(1, (-1, self.config.block_width)).flatten(0, 1))
+
+    def drafting(self, states: Tensor) -> Tensor:
+        """The K slots that draft, of blocks [n, width, D]: all, or all but the anchor's."""
+        return states[:, self.config.block_width - self.config.block_size :]
+
+    def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
+        hidden = self.slot_states(batch).flatten(0, 1)[batch.slot_index]
         loss = draft_loss(
             hidden,
             feature=None,
@@ -68,8 +86,8 @@ class DFlash(Drafter):
             target_hidden=batch.target_hidden,
             labels=batch.labels,
             weights=batch.weights,
-            ce_weight=ce_weight,
-            tv_weight=tv_weight,
+            ce_weight=weights.ce,
+            tv_weight=weights.tv,
             softcap=self.shared.logit_softcap,
         )
         return LossSums(
@@ -77,7 +95,7 @@ class DFlash(Drafter):
             ce=loss.ce,
             tv=loss.tv,
             bce=None,
-            weight=batch.weights.sum(),
+            weight=self.batch_weight(batch),
             acceptance=loss.acceptance,
             correct=loss.correct,
             confidence=None,
@@ -97,11 +115,11 @@ class DFlash(Drafter):
             rows.write(index, keys=keys, values=values, batch=observation.batch)
 
     def block_states(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows) -> Tensor:
-        """Run the blocks of R requests -> states after the final norm [R, K, D].
+        """Run the blocks of R requests -> h_k after the final norm [R, K, D].
 
         The block's own rows are written at its positions and covered again by the context rows of later rounds.
         """
-        size = self.config.block_size
+        size = self.config.block_width
         batch = FlatBatch.make(
             positions,
             counts=[size] * len(positions),
@@ -115,7 +133,7 @@ class DFlash(Drafter):
         rope = self.rope(batch.positions)
         for index, layer in enumerate(self.draft_layers):
             x = layer.decode(x, layer=index, rows=rows, batch=batch, rope=rope)
-        return self.norm(x).view(len(positions), size, -1)
+        return self.drafting(self.norm(x).view(len(positions), size, -1))
 
     @torch.inference_mode()
     def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:

@@ -50,10 +50,12 @@ def drafter_config(row: DrafterRow, *, target: TargetRow, target_folder: Path) -
         vocab_size=target.vocab_size,
         mask_token_id=target.mask_token_id,
         capture_layers=target.capture_layers,
-        sequential_kind=None if row.sequential is None else row.sequential.kind,
-        sequential_rank=0 if row.sequential is None else row.sequential.rank,
+        windows=(row.sliding_window,) * row.layers,
+        sequential=None if row.sequential is None else (row.sequential.kind, row.sequential.rank),
         confidence=row.confidence,
+        confidence_with_markov=row.confidence_with_markov,
         sample_from_anchor=row.sample_from_anchor,
+        step_decay=row.step_decay if row.kind == "eagle3" else 1.0,
     )
 
 
@@ -120,7 +122,8 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         if body.pop("draftsmith_version") != 1:
             raise ContractError("drafter config of another version", where=str(folder / CONFIG_NAME))
         body["geometry"] = LayerGeometry(**body["geometry"])
-        body["capture_layers"] = tuple(body["capture_layers"])
+        for name in ("capture_layers", "windows", "sequential"):
+            body[name] = None if body[name] is None else tuple(body[name])
         return DrafterConfig(**body)
     except FileNotFoundError:
         raise ContractError(

@@ -48,7 +48,7 @@ def start_markov_head(drafter: DSpark, *, rows: Iterable[tuple[Tensor, Tensor]])
     seen = counts > 0
     means = sums[seen] / counts[seen].unsqueeze(1)
     values, vectors = torch.linalg.eigh((means * counts[seen].unsqueeze(1)).T @ means)
-    rank = min(drafter.config.sequential_rank, hidden)
+    rank = min(drafter.markov_head.rank, hidden)
     basis = vectors[:, -rank:]
     features = torch.zeros(vocab, rank)
     features[seen] = means @ basis

@@ -35,10 +35,11 @@ from draftsmith.storage import Store
 from draftsmith.targets.base import load_shared
 from draftsmith.targets.families import FAMILIES
 from draftsmith.tracking import StageRun, stage_run
+from draftsmith.training.batches import BatchShape, bf16_tensor, make_block_batch
 from draftsmith.training.checkpoint import CheckpointStore, tag_of
 from draftsmith.training.engine import TrainEngine, prepare_process
 from draftsmith.training.launch import remove_shared_memory
-from draftsmith.training.loader import BatchShape, StepLoader, bf16_tensor, make_block_batch, num_micro_batches
+from draftsmith.training.loader import StepLoader, num_micro_batches
 from draftsmith.training.loop import Hooks, StepReport, train
 from draftsmith.training.validation import Validation
 
@@ -66,8 +67,8 @@ def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_r
     if recipe.init == "target_layers":
         _start_from_target(drafter, reader, members, place=place)
     shape = BatchShape(
-        config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, torch.device(device_name()),
-        (len(config.capture_layers), config.geometry.hidden_size),
+        config.block_size, recipe.anchors, recipe.gamma_w, dtype, torch.device(device_name()),
+        (len(config.capture_layers), config.geometry.hidden_size), recipe.row_tokens, drafter.reads_last_hidden,
     )  # fmt: skip
     num_micro = num_micro_batches(recipe.global_batch, num_ranks=num_ranks, micro_batch=recipe.micro_batch)
     engine = TrainEngine(drafter, recipe=recipe, loss=row.loss, num_micro=num_micro, init_method=init_method)

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftsmith.nn.attention import Visibility
+
 
 def candidate_anchors(supervised: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Positions whose own token and next token are supervised; supervised [T] -> [number of candidates]."""
@@ -46,17 +48,21 @@ def position_weights(block_size: int, *, gamma_w: float) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """One micro-batch of samples with their anchors, padded to T tokens and A anchors (padding: valid = False).
+    """One micro-batch: B rows of T tokens, each row one or more samples end to end, and A anchors a row.
 
-    context [B, T, L, D]; lengths [B]; block_ids [B, A * K]: anchor token, then mask tokens; block_positions
-    [B, A * K]; mask bool [B, A * K, T + A * K]; and for the n slots that count: slot_index [n] into B * A * K,
-    previous [n], labels [n], target_hidden [n, D], weights [n], slot_number [n] (0-based k - 1).
+    token_ids, positions (within the sample), documents (which sample of the row; -1: padding) [B, T]; context
+    [B, T, L, D]; hidden [B, T, D], the target's last hidden state of every token, None unless the drafter reads it;
+    anchors [B, A], indices into the row (-1: none). For the n slots that count: slot_index [n] into B * A * K,
+    previous [n], labels [n], target_hidden [n, D] (the state that predicts the label), weights [n], slot_number [n]
+    (0-based k - 1).
     """
 
+    token_ids: Tensor
+    positions: Tensor
+    documents: Tensor
     context: Tensor
-    block_ids: Tensor
-    block_positions: Tensor
-    mask: Tensor
+    hidden: Tensor | None
+    anchors: Tensor
     slot_index: Tensor
     previous: Tensor
     labels: Tensor
@@ -70,16 +76,23 @@ class BlockBatch:
     def num_slots(self) -> int:
         return self.labels.shape[0]
 
+    @property
+    def visibility(self) -> Visibility:
+        return Visibility(self.anchors, self.documents, self.positions)
 
-def block_mask(anchors: Tensor, *, lengths: Tensor, num_tokens: int, block_size: int) -> Tensor:
-    """What each block slot sees: context before its anchor, and its own block. anchors [B, A] (-1: none), lengths [B].
+    def block_positions(self, width: int) -> Tensor:
+        """Positions anchor..anchor + width - 1 of every block, [B, A * width]; absent anchors count from 0."""
+        starts = self.positions.gather(1, self.anchors.clamp(min=0)).masked_fill(self.anchors < 0, 0)
+        return (starts.unsqueeze(-1) + torch.arange(width, device=starts.device)).flatten(1)
 
-    Returns bool [B, A * K, T + A * K]; rows of absent anchors see only their own block.
-    """
-    num_anchors = anchors.shape[1]
-    slot_anchor = anchors.repeat_interleave(block_size, dim=1)
-    token = torch.arange(num_tokens, device=anchors.device)
-    context = (token < slot_anchor.unsqueeze(-1)) & (token < lengths.view(-1, 1, 1))
-    block_of = torch.arange(num_anchors, device=anchors.device).repeat_interleave(block_size)
-    own = (block_of.unsqueeze(1) == block_of.unsqueeze(0)).expand(anchors.shape[0], -1, -1)
-    return torch.cat((context, own), dim=-1)
+    def block_ids(self, width: int, *, mask_token_id: int) -> Tensor:
+        """The anchor's token, then mask tokens, [B, A * width]; absent anchors are mask tokens alone."""
+        ids = torch.full((*self.anchors.shape, width), mask_token_id, device=self.anchors.device)
+        first = self.token_ids.gather(1, self.anchors.clamp(min=0))
+        ids[..., 0] = torch.where(self.anchors < 0, mask_token_id, first)
+        return ids.flatten(1)
+
+    def spread(self, values: Tensor, *, block_size: int) -> Tensor:
+        """Values [n, ...] of the counted slots -> [B * A, K, ...], zero elsewhere; K = `block_size`."""
+        grid = values.new_zeros(self.anchors.numel() * block_size, *values.shape[1:])
+        return grid.index_copy(0, self.slot_index, values).unflatten(0, (-1, block_size))

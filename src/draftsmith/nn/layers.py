@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from draftsmith.nn.attention import BlockAttention
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.rope import rotate
 
@@ -97,18 +98,22 @@ class Mlp(nn.Module):
 
 
 class DraftAttention(nn.Module):
-    """Attention whose queries come from the block and whose keys and values from [context ; block]."""
+    """Attention whose queries come from the block and whose keys and values from [context ; block].
 
-    def __init__(self, geometry: LayerGeometry) -> None:
+    `window`: how many positions back a query sees, its own included (None: all). `input_size`: D, or what is read in
+    its place.
+    """
+
+    def __init__(self, geometry: LayerGeometry, *, window: int | None = None, input_size: int | None = None) -> None:
         super().__init__()
-        self.geometry = geometry
-        hidden, size, bias = geometry.hidden_size, geometry.head_size, geometry.attention_bias
+        self.geometry, self.window = geometry, window
+        hidden, size, bias = input_size or geometry.hidden_size, geometry.head_size, geometry.attention_bias
         style = STYLES[geometry.style]
         self.q_proj = nn.Linear(hidden, geometry.num_heads * size, bias=bias)
         self.k_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
         if geometry.values == "projected":
             self.v_proj = nn.Linear(hidden, geometry.num_kv_heads * size, bias=bias)
-        self.o_proj = nn.Linear(geometry.num_heads * size, hidden, bias=bias)
+        self.o_proj = nn.Linear(geometry.num_heads * size, geometry.hidden_size, bias=bias)
         if geometry.head_norms:
             self.q_norm = style.norm(size, eps=geometry.norm_eps)
             self.k_norm = style.norm(size, eps=geometry.norm_eps)
@@ -132,23 +137,20 @@ class DraftAttention(nn.Module):
         x: Tensor,
         *,
         context: Tensor,
-        mask: Tensor,
+        attention: BlockAttention,
         block_rope: tuple[Tensor, Tensor],
         context_rope: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Training form: x [B, S, D], context [B, T, D], mask bool [B, S, T + S] (True = visible) -> [B, S, D]."""
-        queries = self.queries(x, cos=block_rope[0], sin=block_rope[1])
+        """Training form: x [B, S, D], context [B, T, D], attention over T + S keys -> [B, S, D]."""
         block_keys, block_values = self.keys_values(x, cos=block_rope[0], sin=block_rope[1])
         context_keys, context_values = self.keys_values(context, cos=context_rope[0], sin=context_rope[1])
-        group = self.geometry.num_heads // self.geometry.num_kv_heads
-        out = functional.scaled_dot_product_attention(
-            queries.transpose(1, 2),
-            torch.cat((context_keys, block_keys), dim=1).repeat_interleave(group, dim=2).transpose(1, 2),
-            torch.cat((context_values, block_values), dim=1).repeat_interleave(group, dim=2).transpose(1, 2),
-            attn_mask=mask.unsqueeze(1),
+        out = attention.attend(
+            self.queries(x, cos=block_rope[0], sin=block_rope[1]),
+            keys=torch.cat((context_keys, block_keys), dim=1),
+            values=torch.cat((context_values, block_values), dim=1),
             scale=self.geometry.attention_scale,
         )
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+        return self.o_proj(out.flatten(-2))
 
     def attend_rows(
         self, x: Tensor, *, layer: int, rows: KeyValueRows, batch: FlatBatch, rope: tuple[Tensor, Tensor]
@@ -162,6 +164,7 @@ class DraftAttention(nn.Module):
             values=values,
             batch=batch,
             scale=self.geometry.attention_scale,
+            window=self.window,
         )
         return self.o_proj(out.flatten(-2))
 
@@ -169,9 +172,9 @@ class DraftAttention(nn.Module):
 class DraftLayer(nn.Module):
     """A decoder layer of the family with `DraftAttention`; the context does not pass through input_layernorm."""
 
-    def __init__(self, geometry: LayerGeometry) -> None:
+    def __init__(self, geometry: LayerGeometry, *, window: int | None = None, input_size: int | None = None) -> None:
         super().__init__()
-        self.self_attn = DraftAttention(geometry)
+        self.self_attn = DraftAttention(geometry, window=window, input_size=input_size)
         self.mlp = Mlp(geometry)
         norm = STYLES[geometry.style].norm
         self.input_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
@@ -182,24 +185,29 @@ class DraftLayer(nn.Module):
         x: Tensor,
         *,
         context: Tensor,
-        mask: Tensor,
+        attention: BlockAttention,
         block_rope: tuple[Tensor, Tensor],
         context_rope: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Training form; shapes as in `DraftAttention.forward`."""
         attended = self.self_attn(
-            self.input_layernorm(x), context=context, mask=mask, block_rope=block_rope, context_rope=context_rope
+            self.input_layernorm(x),
+            context=context,
+            attention=attention,
+            block_rope=block_rope,
+            context_rope=context_rope,
         )
-        return self._finish(x, attended)
+        return self.finish(x, attended)
 
     def decode(
         self, x: Tensor, *, layer: int, rows: KeyValueRows, batch: FlatBatch, rope: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Decoding form; shapes as in `DraftAttention.attend_rows`."""
         attended = self.self_attn.attend_rows(self.input_layernorm(x), layer=layer, rows=rows, batch=batch, rope=rope)
-        return self._finish(x, attended)
+        return self.finish(x, attended)
 
-    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention: residuals, norms and MLP; x and attended [..., D]."""
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -209,14 +217,14 @@ class Gemma4Layer(DraftLayer):
 
     layer_scalar: Tensor
 
-    def __init__(self, geometry: LayerGeometry) -> None:
-        super().__init__(geometry)
+    def __init__(self, geometry: LayerGeometry, *, window: int | None = None, input_size: int | None = None) -> None:
+        super().__init__(geometry, window=window, input_size=input_size)
         norm = STYLES[geometry.style].norm
         self.pre_feedforward_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
         self.post_feedforward_layernorm = norm(geometry.hidden_size, eps=geometry.norm_eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
-    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.post_attention_layernorm(attended)
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return x * self.layer_scalar

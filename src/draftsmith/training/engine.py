@@ -45,12 +45,7 @@ class _LossModule(nn.Module):
         self.drafter, self.weights = drafter, weights
 
     def forward(self, batch: BlockBatch) -> LossSums:
-        return self.drafter.losses(
-            batch,
-            ce_weight=self.weights.ce,
-            tv_weight=self.weights.tv,
-            confidence_weight=self.weights.confidence,
-        )
+        return self.drafter.losses(batch, weights=self.weights)
 
 
 def prepare_process(*, rank: int, num_ranks: int) -> None:
@@ -117,7 +112,7 @@ class TrainEngine:
 
         `where` describes the step for the error text.
         """
-        counts = [float(batch.weights.sum()) for batch in batches]
+        counts = [float(self.drafter.batch_weight(batch)) for batch in batches]
         weight = self.sum(torch.tensor([sum(counts)], dtype=torch.float64))[0].item()
         if weight == 0:
             raise TrainingError(f"no valid anchor in the whole batch of {where}")

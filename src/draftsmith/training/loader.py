@@ -1,7 +1,4 @@
-"""From cached samples to micro-batches: an order that depends on (seed, step) alone, never on the number of ranks.
-
-Letters: B samples of a micro-batch, T tokens of its longest, A anchors, K block size, L layers, D hidden.
-"""
+"""From cached samples to micro-batches: an order that depends on (seed, step) alone, never on the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,26 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from draftsmith.cache.reader import CachedSample, CacheReader
+from draftsmith.cache.reader import CacheReader
 from draftsmith.errors import TrainingError
-from draftsmith.nn.block import BlockBatch, block_mask, draw_anchors, num_valid_slots, position_weights
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """What a loader needs to know of the drafter and the recipe; `context_shape` is (L, D)."""
-
-    block_size: int
-    num_anchors: int
-    gamma_w: float
-    mask_token_id: int
-    dtype: torch.dtype
-    device: torch.device
-    context_shape: tuple[int, int]
+from draftsmith.nn.block import BlockBatch
+from draftsmith.training.batches import BatchShape, make_block_batch
 
 
 @dataclass(frozen=True)
@@ -63,74 +44,6 @@ def micro_batches(
 def num_micro_batches(size: int, *, num_ranks: int, micro_batch: int) -> int:
     """Micro-batches that every rank runs for a global batch of `size` samples."""
     return math.ceil(math.ceil(size / num_ranks) / micro_batch)
-
-
-def bf16_tensor(bits: NDArray[np.uint16]) -> torch.Tensor:
-    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape, without a copy."""
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
-
-
-def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: BatchShape, seed: int) -> BlockBatch:
-    """Assemble samples (with the epoch of each) into one padded micro-batch; anchors from (seed, epoch, sample id).
-
-    An empty list gives a batch with one token, no anchors and no slots.
-    """
-    size, num_samples = shape.block_size, max(1, len(samples))
-    drawn = [
-        draw_anchors(sample.supervised, num=shape.num_anchors, seed=seed, epoch=epoch, sample_id=sample.id)
-        for sample, epoch in samples
-    ]
-    longest = max((len(sample.input_ids) for sample, _ in samples), default=1)
-    widest = max((len(anchors) for anchors in drawn), default=0) or 1
-    context = torch.zeros(num_samples, longest, *shape.context_shape, dtype=torch.bfloat16)
-    no_hidden = torch.zeros(0, shape.context_shape[1], dtype=torch.bfloat16)
-    anchors = np.full((num_samples, widest), -1, dtype=np.int64)
-    block_ids = np.full((num_samples, widest, size), shape.mask_token_id, dtype=np.int64)
-    lengths = np.ones(num_samples, dtype=np.int64)
-    index, previous, labels, numbers, hidden = [], [], [], [], []
-    for b, (sample, _) in enumerate(samples):
-        own = drawn[b]
-        length = len(sample.input_ids)
-        lengths[b] = length
-        context[b, :length] = bf16_tensor(sample.context)
-        anchors[b, : len(own)] = own
-        block_ids[b, : len(own), 0] = sample.input_ids[own]
-        valid = num_valid_slots(sample.supervised, own, block_size=size)
-        slots = np.arange(size)
-        which, slot = np.nonzero(slots < valid[:, None])
-        position = own[which] + slot
-        index.append((b * widest + which) * size + slot)
-        previous.append(sample.input_ids[position])
-        labels.append(sample.input_ids[position + 1])
-        numbers.append(slot)
-        rows = np.searchsorted(sample.label_positions, position)
-        hidden.append(bf16_tensor(sample.last_hidden)[torch.from_numpy(rows)])
-    number = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
-    weights = position_weights(size, gamma_w=shape.gamma_w)[number]
-    anchor_tensor = torch.from_numpy(anchors)
-    positions = (anchor_tensor.clamp(min=0).unsqueeze(-1) + torch.arange(size)).flatten(1)
-    mask = block_mask(anchor_tensor, lengths=torch.from_numpy(lengths), num_tokens=longest, block_size=size)
-
-    def joined(parts: list[NDArray[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64))
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(shape.device, non_blocking=True)
-
-    return BlockBatch(
-        context=context.to(shape.device, shape.dtype),
-        block_ids=moved(torch.from_numpy(block_ids).flatten(1)),
-        block_positions=moved(positions),
-        mask=moved(mask),
-        slot_index=moved(joined(index)),
-        previous=moved(joined(previous)),
-        labels=moved(joined(labels)),
-        target_hidden=torch.cat([no_hidden, *hidden]).to(shape.device, shape.dtype),
-        weights=moved(torch.from_numpy(weights)),
-        slot_number=moved(torch.from_numpy(number)),
-        num_tokens=sum(len(sample.input_ids) for sample, _ in samples),
-        num_anchors=sum(len(own) for own in drawn),
-    )
 
 
 class StepLoader:

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from draftsmith.drafters.base import Drafter
 from draftsmith.nn.block import BlockBatch
+from draftsmith.params import LossWeights
 from draftsmith.training.engine import TrainEngine
+
+MEASURE = LossWeights(ce=1.0, tv=1.0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def validate(drafter: Drafter, *, batches: Sequence[BlockBatch], engine: TrainEn
     for batch in batches:
         if batch.num_slots == 0:
             continue
-        losses = drafter.losses(batch, ce_weight=1.0, tv_weight=1.0, confidence_weight=0.0)
+        losses = drafter.losses(batch, weights=MEASURE)
         lengths = expected_lengths(losses.acceptance, slot_index=batch.slot_index, block_size=size)
         slots = batch.slot_number.cpu()
         reached = losses.acceptance.double().cpu()

@@ -38,7 +38,7 @@ def test_a_config_follows_its_two_rows(tiny_folders: dict[str, Path]) -> None:
     config = drafter_config(drafter_row("dspark", block_size=7), target=target_row(folder), target_folder=folder)
     assert (config.kind, config.family, config.block_size, config.num_layers) == ("dspark", "llama", 7, 2)
     assert (config.vocab_size, config.mask_token_id, config.capture_layers) == (VOCAB, MASK_TOKEN, (0, 2, 3))
-    assert (config.sequential_kind, config.sequential_rank, config.confidence) == ("markov", 6, True)
+    assert (config.sequential, config.confidence) == (("markov", 6), True)
     geometry = config.geometry
     assert (geometry.hidden_size, geometry.num_heads, geometry.num_kv_heads, geometry.head_size) == (HIDDEN, 4, 2, 12)
     assert geometry.attention_scale == pytest.approx(0.28867513)  # 1 / sqrt(12)

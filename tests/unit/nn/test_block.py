@@ -1,4 +1,4 @@
-"""Anchors, slots, weights and masks on examples worked out by hand, and against counting one by one."""
+"""Anchors, slots and weights on examples worked out by hand, and against counting one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from draftsmith.nn.block import block_mask, candidate_anchors, draw_anchors, num_valid_slots, position_weights
+from draftsmith.nn.block import candidate_anchors, draw_anchors, num_valid_slots, position_weights
 
 MASKS = arrays(np.uint8, st.integers(2, 40), elements=st.integers(0, 1))
 
@@ -102,25 +102,3 @@ def test_weights_fall_by_a_factor_e_every_gamma_slots() -> None:
     assert weights.dtype == np.float32
     np.testing.assert_allclose(weights[[0, 4, 8]], [1.0, 0.36787944, 0.13533528], rtol=1e-6)
     np.testing.assert_allclose(weights[1], 0.77880078, rtol=1e-6)
-
-
-def test_mask_of_a_small_batch_by_hand() -> None:
-    """Two samples of 4 and 2 tokens, two anchors of two slots each; the second sample has one anchor."""
-    mask = block_mask(torch.tensor([[1, 3], [1, -1]]), lengths=torch.tensor([4, 2]), num_tokens=4, block_size=2)
-    rows = [["".join(str(int(cell)) for cell in row) for row in sample] for sample in mask]
-    assert rows[0] == ["10001100", "10001100", "11100011", "11100011"]
-    assert rows[1] == ["10001100", "10001100", "00000011", "00000011"]
-
-
-@given(st.lists(st.integers(-1, 11), min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 4))
-def test_mask_cell_by_cell(anchors: list[int], length: int, block_size: int) -> None:
-    num_tokens = 12
-    mask = block_mask(
-        torch.tensor([anchors]), lengths=torch.tensor([length]), num_tokens=num_tokens, block_size=block_size
-    )
-    for slot in range(len(anchors) * block_size):
-        block = slot // block_size
-        for token in range(num_tokens):
-            assert bool(mask[0, slot, token]) == (token < anchors[block] and token < length)
-        for other in range(len(anchors) * block_size):
-            assert bool(mask[0, slot, num_tokens + other]) == (other // block_size == block)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from draftsmith.nn.attention import MaskedAttention
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import DraftLayer, LayerGeometry, Mlp, RMSNorm
 from draftsmith.nn.rope import Rope
@@ -62,7 +63,7 @@ def test_with_a_causal_mask_and_no_context_it_is_hugging_faces_layer(
     got = ours(
         x,
         context=x[:, :0],
-        mask=torch.ones(NUM, NUM, dtype=torch.bool).tril().expand(2, -1, -1),
+        attention=MaskedAttention(torch.ones(NUM, NUM, dtype=torch.bool).tril().expand(2, -1, -1)),
         block_rope=(cos, sin),
         context_rope=rope(positions[:, :0]),
     )
@@ -90,7 +91,7 @@ def test_context_enters_keys_and_values_without_the_input_norm(
     got = ours(
         x[:, prefix:],
         context=theirs.input_layernorm(x[:, :prefix]),
-        mask=torch.ones(1, NUM - prefix, NUM, dtype=torch.bool),
+        attention=MaskedAttention(torch.ones(1, NUM - prefix, NUM, dtype=torch.bool)),
         block_rope=rope(positions[:, prefix:]),
         context_rope=rope(positions[:, :prefix]),
     )

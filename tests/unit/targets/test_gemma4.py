@@ -16,6 +16,7 @@ from draftsmith.drafters.base import Observation
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.drafters.registry import build_drafter, drafter_config, start_from_target
 from draftsmith.errors import ParamsError, TargetError
+from draftsmith.nn.attention import MaskedAttention
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import STYLES
 from draftsmith.nn.rope import Rope
@@ -196,7 +197,7 @@ def test_with_a_causal_mask_and_no_context_it_is_hugging_faces_layer(changes: di
     got = ours(
         x,
         context=x[:, :0],
-        mask=torch.ones(NUM, NUM, dtype=torch.bool).tril().expand(2, -1, -1),
+        attention=MaskedAttention(torch.ones(NUM, NUM, dtype=torch.bool).tril().expand(2, -1, -1)),
         block_rope=rope(positions),
         context_rope=rope(positions[:, :0]),
     )
@@ -219,7 +220,7 @@ def test_context_enters_keys_and_values_without_the_input_norm(changes: dict[str
     got = ours(
         x[:, prefix:],
         context=theirs.input_layernorm(x[:, :prefix]),
-        mask=torch.ones(1, NUM - prefix, NUM, dtype=torch.bool),
+        attention=MaskedAttention(torch.ones(1, NUM - prefix, NUM, dtype=torch.bool)),
         block_rope=rope(positions[:, prefix:]),
         context_rope=rope(positions[:, :prefix]),
     )

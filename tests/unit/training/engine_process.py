@@ -21,9 +21,10 @@ from draftsmith.drafters.dflash import DFlash
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch
 from draftsmith.params import Dtype, Train
+from draftsmith.training.batches import make_block_batch
 from draftsmith.training.engine import StepResult, TrainEngine, prepare_process
 from draftsmith.training.launch import remove_shared_memory
-from draftsmith.training.loader import Planned, make_block_batch, micro_batches
+from draftsmith.training.loader import Planned, micro_batches
 from tests.tiny_models import WEIGHTS, batch_shape, make_sample, random_ids, reference, tiny_drafter
 
 SIZE, LR = 4, 1e-2

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from draftsmith.training.batches import make_block_batch
 from draftsmith.training.launch import launch_ranks
-from draftsmith.training.loader import make_block_batch
 from tests.target_fixtures import REPOSITORY
 from tests.tiny_models import WEIGHTS, batch_shape, save_tiny
 from tests.unit.training.engine_process import LENGTHS, LR, NARROW, ONE_RANK, SIZE, drafter_on, texts

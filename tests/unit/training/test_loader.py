@@ -12,22 +12,14 @@ from draftsmith.cache.reader import CachedSample, CacheReader
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch
 from draftsmith.storage import open_store
-from draftsmith.training.loader import (
-    BatchShape,
-    Planned,
-    StepLoader,
-    bf16_tensor,
-    global_batch,
-    make_block_batch,
-    micro_batches,
-)
+from draftsmith.training.batches import BatchShape, bf16_tensor, make_block_batch, pack_rows
+from draftsmith.training.loader import Planned, StepLoader, global_batch, micro_batches
 from tests.unit.cache.toy import HIDDEN_SIZE, NUM_LAYERS, Toy, fill, toy_plan
 
 SHAPE = BatchShape(
     block_size=3,
     num_anchors=10,
     gamma_w=4.0,
-    mask_token_id=99,
     dtype=torch.float32,
     device=torch.device("cpu"),
     context_shape=(NUM_LAYERS, HIDDEN_SIZE),
@@ -107,8 +99,11 @@ def test_a_batch_by_hand() -> None:
     assert batch.context[0, 3, 1].tolist() == [3 + 4 + 16 * place for place in range(HIDDEN_SIZE)]
     assert batch.context[1, 2, 0].tolist() == [1 + 2 + 16 * place for place in range(HIDDEN_SIZE)]
     assert batch.context[1, 3:].abs().sum() == 0
-    assert batch.block_ids.tolist() == [[11, 99, 99, 12, 99, 99, 13, 99, 99], [21, 99, 99, 99, 99, 99, 99, 99, 99]]
-    assert batch.block_positions.tolist() == [[1, 2, 3, 2, 3, 4, 3, 4, 5], [1, 2, 3, 0, 1, 2, 0, 1, 2]]
+    assert batch.block_ids(3, mask_token_id=99).tolist() == [
+        [11, 99, 99, 12, 99, 99, 13, 99, 99],
+        [21, 99, 99, 99, 99, 99, 99, 99, 99],
+    ]
+    assert batch.block_positions(3).tolist() == [[1, 2, 3, 2, 3, 4, 3, 4, 5], [1, 2, 3, 0, 1, 2, 0, 1, 2]]
     assert batch.slot_index.tolist() == [0, 1, 2, 3, 4, 6, 9]
     assert batch.slot_number.tolist() == [0, 1, 2, 0, 1, 0, 0]
     assert batch.previous.tolist() == [11, 12, 13, 12, 13, 13, 21]
@@ -117,7 +112,8 @@ def test_a_batch_by_hand() -> None:
     e = math.exp(-0.25)
     assert batch.weights.tolist() == pytest.approx([1, e, e * e, 1, e, 1, 1])
     assert (batch.num_tokens, batch.num_anchors, batch.num_slots) == (8, 4, 7)
-    seen = ["".join(str(int(cell)) for cell in batch.mask[b, slot]) for b, slot in ((0, 4), (1, 0), (1, 5))]
+    mask = batch.visibility.mask(batch.block_positions(3), num_own=3, window=None)
+    seen = ["".join(str(int(cell)) for cell in mask[b, slot]) for b, slot in ((0, 4), (1, 0), (1, 5))]
     assert seen == ["11000000111000", "10000111000000", "00000000111000"]
 
 
@@ -128,8 +124,8 @@ def test_fewer_anchors_than_candidates_are_those_of_the_samples_own_draw() -> No
         batch = make_block_batch([(FIRST, epoch), (SECOND, 0)], shape=shape, seed=1)
         alone = make_block_batch([(FIRST, epoch)], shape=shape, seed=1)
         assert batch.num_anchors == 3
-        assert torch.equal(batch.block_positions[0], alone.block_positions[0])
-        anchors[epoch] = tuple(batch.block_positions[0, ::3].tolist())
+        assert torch.equal(batch.anchors[0], alone.anchors[0])
+        anchors[epoch] = tuple(batch.anchors[0].tolist())
     assert set(anchors.values()) == {(1, 2), (1, 3), (2, 3)}
 
 
@@ -145,7 +141,39 @@ def test_no_samples_give_a_batch_of_the_same_kind_without_slots() -> None:
     assert batch.context.shape == (1, 1, NUM_LAYERS, HIDDEN_SIZE)
     assert batch.target_hidden.shape == (0, HIDDEN_SIZE)
     assert (batch.num_tokens, batch.num_anchors, batch.num_slots) == (0, 0, 0)
-    assert not batch.mask[:, :, 0].any()
+    assert batch.anchors.tolist() == [[-1]]
+    assert not batch.visibility.mask(batch.block_positions(3), num_own=3, window=None)[:, :, 0].any()
+
+
+def test_rows_are_packed_longest_first_and_read_in_order() -> None:
+    assert pack_rows([5, 3, 4, 9, 2], row_tokens=8) == [[0, 1], [2, 4], [3]]
+    assert pack_rows([5, 3], row_tokens=0) == [[0], [1]]
+    assert pack_rows([], row_tokens=8) == []
+
+
+def test_a_packed_row_by_hand() -> None:
+    """FIRST, SECOND and WITHOUT in one row of twelve: positions start anew, slots keep their sample's own tokens."""
+    shape = BatchShape(**{**vars(SHAPE), "row_tokens": 12})
+    batch = make_block_batch([(FIRST, 0), (SECOND, 0), (WITHOUT, 0)], shape=shape, seed=1)
+    assert batch.token_ids.tolist() == [[10, 11, 12, 13, 14, 20, 21, 22, 30, 31, 32, 33]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]]
+    assert batch.documents.tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]]
+    assert batch.anchors.tolist() == [[1, 2, 3, 6]]
+    assert batch.block_positions(2).tolist() == [[1, 2, 2, 3, 3, 4, 1, 2]]
+    assert batch.block_ids(2, mask_token_id=99).tolist() == [[11, 99, 12, 99, 13, 99, 21, 99]]
+    assert batch.slot_index.tolist() == [0, 1, 2, 3, 4, 6, 9]
+    assert batch.labels.tolist() == [12, 13, 14, 13, 14, 14, 22]
+    assert (batch.num_tokens, batch.num_anchors) == (12, 4)
+    mask = batch.visibility.mask(batch.block_positions(1), num_own=0, window=None)
+    seen = ["".join(str(int(cell)) for cell in row) for row in mask[0]]
+    assert seen == ["100000000000", "110000000000", "111000000000", "000001000000"]
+
+
+def test_every_packed_sample_gets_its_own_draw_of_anchors() -> None:
+    shape = BatchShape(**{**vars(SHAPE), "num_anchors": 2, "row_tokens": 100})
+    batch = make_block_batch([(FIRST, 3), (SECOND, 3), (FIRST, 4)], shape=shape, seed=1)
+    counts = torch.bincount(batch.documents[0, batch.anchors[0]])
+    assert counts.tolist() == [2, 1, 2]
 
 
 def test_all_hidden_states_may_be_kept() -> None:

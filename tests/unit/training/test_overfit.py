@@ -11,7 +11,7 @@ import torch
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.drafters.registry import start_from_target
 from draftsmith.params import Sampling
-from draftsmith.training.loader import make_block_batch
+from draftsmith.training.batches import make_block_batch
 from tests.tiny_models import (
     WEIGHTS,
     batch_shape,

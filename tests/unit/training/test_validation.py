@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftsmith.drafters.base import LossSums
 from draftsmith.nn.block import BlockBatch
+from draftsmith.params import LossWeights
 from draftsmith.training.validation import Validation, expected_lengths, validate
 
 
@@ -44,7 +45,7 @@ class Scripted:
     def eval(self) -> None:
         self.modes.append("eval")
 
-    def losses(self, batch: BlockBatch, *, ce_weight: float, tv_weight: float, confidence_weight: float) -> LossSums:
+    def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
         acceptance, confidence = self.per_batch.pop(0)
         zero = torch.zeros(())
         said = None if confidence is None else torch.tensor(confidence)
@@ -60,7 +61,11 @@ def batch_with(slots: list[int]) -> BlockBatch:
     """Counted slots at these places of (B * A * K)."""
     index = torch.tensor(slots, dtype=torch.int64)
     nothing = torch.zeros(0)
-    return BlockBatch(nothing, nothing, nothing, nothing, index, index, index, nothing, nothing, index % 2, 0, 0)
+    return BlockBatch(
+        token_ids=nothing, positions=nothing, documents=nothing, context=nothing, hidden=None, anchors=nothing,
+        slot_index=index, previous=index, labels=index, target_hidden=nothing, weights=nothing,
+        slot_number=index % 2, num_tokens=0, num_anchors=0,
+    )  # fmt: skip
 
 
 def test_validation_by_hand() -> None:
