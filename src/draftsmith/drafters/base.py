@@ -8,7 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from draftsmith.nn.block import BlockBatch
@@ -116,13 +118,20 @@ class Drafter(nn.Module, ABC):
         """Empty rows of what the drafter keeps of each request in decoding."""
 
     @abstractmethod
-    def observe(self, observation: Observation, *, rows: KeyValueRows) -> None:
+    def observe(self, observation: Observation, *, rows: Any) -> None:
         """Append context rows for committed tokens at their absolute positions."""
 
     @abstractmethod
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
+    def propose(self, anchors: Tensor, *, positions: list[int], rows: Any, sample: Sampler) -> Proposal:
         """Draft a block per request from anchor tokens [R] at `positions`; context rows cover all earlier positions."""
 
     @abstractmethod
     def reset(self, *, seed: int) -> None:
         """Random start, the same for the same seed."""
+
+
+def stack_proposal(drawn: list[tuple[Tensor, Tensor | None]], confidence: Tensor | None) -> Proposal:
+    """Per-slot (tokens [R], probabilities [R, V] or None) -> one Proposal."""
+    tokens = torch.stack([tokens for tokens, _ in drawn], dim=1)
+    probabilities = [part for _, part in drawn if part is not None]
+    return Proposal(tokens, torch.stack(probabilities, dim=1) if probabilities else None, confidence)

@@ -12,16 +12,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from draftsmith.drafters.base import Drafter, DrafterConfig, LossSums, Observation, Proposal, Sampler
+from draftsmith.drafters.base import Drafter, DrafterConfig, LossSums, Observation, Proposal, Sampler, stack_proposal
 from draftsmith.nn.block import BlockBatch
+from draftsmith.nn.init import reset_linear
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import STYLES, DraftLayer
 from draftsmith.nn.losses import draft_loss
 from draftsmith.nn.rope import Rope
 from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights
-
-INIT_STD = 0.02
 
 
 class DFlash(Drafter):
@@ -38,13 +37,7 @@ class DFlash(Drafter):
         self.rope = rope
 
     def reset(self, *, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.normal_(0.0, INIT_STD, generator=generator)
-                    if module.bias is not None:
-                        module.bias.zero_()
+        reset_linear(self, generator=torch.Generator().manual_seed(seed))
 
     @property
     def draft_layers(self) -> list[DraftLayer]:
@@ -141,10 +134,3 @@ class DFlash(Drafter):
         logits = self.shared.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
         drawn = [sample(logits[:, slot], slot) for slot in range(self.config.block_size)]
         return stack_proposal(drawn, None)
-
-
-def stack_proposal(drawn: list[tuple[Tensor, Tensor | None]], confidence: Tensor | None) -> Proposal:
-    """Per-slot (tokens [R], probabilities [R, V] or None) -> one Proposal."""
-    tokens = torch.stack([tokens for tokens, _ in drawn], dim=1)
-    probabilities = [part for _, part in drawn if part is not None]
-    return Proposal(tokens, torch.stack(probabilities, dim=1) if probabilities else None, confidence)

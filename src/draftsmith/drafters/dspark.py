@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from draftsmith.drafters.base import DrafterConfig, LossSums, Proposal, Sampler
-from draftsmith.drafters.dflash import DFlash, stack_proposal
+from draftsmith.drafters.base import DrafterConfig, LossSums, Proposal, Sampler, stack_proposal
+from draftsmith.drafters.dflash import DFlash
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.confidence import ConfidenceHead
 from draftsmith.nn.kv import KeyValueRows

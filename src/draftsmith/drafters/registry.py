@@ -15,6 +15,8 @@ from torch import Tensor
 from draftsmith.drafters.base import Drafter, DrafterConfig
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.drafters.dspark import DSpark
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.mtp1 import Mtp1
 from draftsmith.errors import ContractError, ParamsError
 from draftsmith.manifest import write_bytes, write_json
 from draftsmith.nn.layers import LayerGeometry
@@ -24,7 +26,12 @@ from draftsmith.params import Target as TargetRow
 from draftsmith.targets.base import SharedWeights, load_shared, read_config, read_tensors
 from draftsmith.targets.families import FAMILIES
 
-KINDS: dict[str, type[DFlash]] = {"dflash": DFlash, "dspark": DSpark}
+KINDS: dict[str, type[DFlash] | type[Eagle3] | type[Mtp1]] = {
+    "dflash": DFlash,
+    "dspark": DSpark,
+    "eagle3": Eagle3,
+    "mtp1": Mtp1,
+}
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 
@@ -67,13 +74,15 @@ def build_drafter(config: DrafterConfig, *, target_folder: Path, shared: SharedW
     return KINDS[config.kind](config, shared=shared, rope=Rope(frequencies, scale=scale))
 
 
-def start_from_target(drafter: DFlash, *, target_folder: Path) -> list[str]:
+def start_from_target(drafter: Drafter, *, target_folder: Path) -> list[str]:
     """Start the draft layers as the target's own last layers of their shape; returns the names that were set.
 
-    `fc` passes the last captured layer through, `hidden_norm` is the input norm of the first copied layer (so that
-    context keys and values begin as the target's own where that layer follows the captured one), `norm` the
-    target's final norm. Head norms that the target lacks stay at one; where the target has fewer layers of the draft
-    layers' shape than there are draft layers, the first draft layers keep their random start.
+    The projection in front (`fc`, `input_proj`) passes the last state that it reads through; the context's norm is the
+    input norm of the first copied layer (so that context keys and values begin as the target's own where that layer
+    follows the captured one), `norm` the target's final norm. A projection that reads more than the target's does
+    starts with the target's weights on its last columns and zero on the others. Head norms that the target lacks stay
+    at one; where the target has fewer layers of the draft layers' shape than there are draft layers, the first draft
+    layers keep their random start.
     """
     config = drafter.config
     family = FAMILIES[config.family]
@@ -81,24 +90,33 @@ def start_from_target(drafter: DFlash, *, target_folder: Path) -> list[str]:
     prefix = family.weight_prefix(whole)
     copied = family.start_layers(family.text_config(whole))[-config.num_layers :]
     first = config.num_layers - len(copied)
-    sources = {"norm.weight": f"{prefix}norm.weight"}
-    sources["hidden_norm.weight"] = f"{prefix}layers.{copied[0]}.input_layernorm.weight"
     state = drafter.state_dict(keep_vars=True)
+    sources = {"norm.weight": f"{prefix}norm.weight"}
+    for name in ("hidden_norm.weight", "layers.0.hidden_norm.weight"):
+        if name in state:
+            sources[name] = f"{prefix}layers.{copied[0]}.input_layernorm.weight"
     for name in state:
         match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-        if match and int(match[1]) >= first:
+        if match and int(match[1]) >= first and name not in sources:
             sources[name] = f"{prefix}layers.{copied[int(match[1]) - first]}.{match[2]}"
     tensors = read_tensors(target_folder, list(sources.values()))
     done = []
     with torch.no_grad():
         for name, source in sources.items():
             if source in tensors:
-                state[name].copy_(tensors[source])
+                _copy_last_columns(tensors[source], state[name])
                 done.append(name)
-        hidden = config.geometry.hidden_size
-        drafter.fc.weight.zero_()
-        drafter.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
-    return [*done, "fc.weight"]
+        for name in ("fc.weight", "input_proj.weight"):
+            if name in state:
+                _copy_last_columns(torch.eye(config.geometry.hidden_size), state[name])
+                done.append(name)
+    return done
+
+
+def _copy_last_columns(source: Tensor, destination: Tensor) -> None:
+    """destination[..., -columns of source:] = source, zero before."""
+    destination.zero_()
+    destination[..., destination.shape[-1] - source.shape[-1] :].copy_(source)
 
 
 def config_body(config: DrafterConfig) -> dict[str, object]:

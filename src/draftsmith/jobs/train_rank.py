@@ -18,7 +18,6 @@ import draftsmith
 from draftsmith.cache.reader import CacheReader
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
-from draftsmith.drafters.dflash import DFlash
 from draftsmith.drafters.dspark import DSpark
 from draftsmith.drafters.registry import build_drafter, drafter_config, save_drafter, start_from_target
 from draftsmith.drafters.start import start_markov_head
@@ -323,8 +322,7 @@ def _members(reader: CacheReader, recipe: Train) -> tuple[list[int], list[int]]:
 
 def _start_from_target(drafter: Drafter, reader: CacheReader, members: list[int], *, place: TargetFolder) -> None:
     """The backbone from the target's last layers, the sequential head from its label states on training samples."""
-    if isinstance(drafter, DFlash):
-        start_from_target(drafter, target_folder=place.folder)
+    start_from_target(drafter, target_folder=place.folder)
     if isinstance(drafter, DSpark):
         samples = (reader.read(index) for index in members)
         rows = (

@@ -54,7 +54,7 @@ class BlockBatch:
     [B, T, L, D]; hidden [B, T, D], the target's last hidden state of every token, None unless the drafter reads it;
     anchors [B, A], indices into the row (-1: none). For the n slots that count: slot_index [n] into B * A * K,
     previous [n], labels [n], target_hidden [n, D] (the state that predicts the label), weights [n], slot_number [n]
-    (0-based k - 1).
+    (0-based k - 1), thinning [n] (candidate anchors of the sample for each one that was drawn).
     """
 
     token_ids: Tensor
@@ -69,6 +69,7 @@ class BlockBatch:
     target_hidden: Tensor
     weights: Tensor
     slot_number: Tensor
+    thinning: Tensor
     num_tokens: int
     num_anchors: int
 

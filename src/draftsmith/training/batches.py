@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from draftsmith.cache.reader import CachedSample
-from draftsmith.nn.block import BlockBatch, draw_anchors, num_valid_slots, position_weights
+from draftsmith.nn.block import BlockBatch, candidate_anchors, draw_anchors, num_valid_slots, position_weights
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
     anchors = np.full((num_rows, widest), -1, dtype=np.int64)
     context = torch.zeros(num_rows, longest, *shape.context_shape, dtype=torch.bfloat16)
     all_hidden = torch.zeros(num_rows, longest, shape.context_shape[1], dtype=torch.bfloat16)
-    index, previous, labels, numbers = [], [], [], []
+    index, previous, labels, numbers, thinning = [], [], [], [], []
     hidden = [torch.zeros(0, shape.context_shape[1], dtype=torch.bfloat16)]
     for b, row in enumerate(rows):
         start = first = 0
@@ -99,6 +99,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
             previous.append(sample.input_ids[position])
             labels.append(sample.input_ids[position + 1])
             numbers.append(slot)
+            thinning.append(np.full(len(slot), len(candidate_anchors(sample.supervised)) / max(1, len(own))))
             places = np.searchsorted(sample.label_positions, position)
             hidden.append(bf16_tensor(sample.last_hidden)[torch.from_numpy(places)])
             start, first = stop, first + len(own)
@@ -123,6 +124,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
         target_hidden=torch.cat(hidden).to(shape.device, shape.dtype),
         weights=moved(torch.from_numpy(position_weights(size, gamma_w=shape.gamma_w)[number])),
         slot_number=moved(torch.from_numpy(number)),
+        thinning=moved(torch.from_numpy(np.concatenate([np.zeros(0), *thinning]).astype(np.float32))),
         num_tokens=sum(lengths),
         num_anchors=sum(len(own) for own in drawn),
     )

@@ -64,7 +64,7 @@ def batch_with(slots: list[int]) -> BlockBatch:
     return BlockBatch(
         token_ids=nothing, positions=nothing, documents=nothing, context=nothing, hidden=None, anchors=nothing,
         slot_index=index, previous=index, labels=index, target_hidden=nothing, weights=nothing,
-        slot_number=index % 2, num_tokens=0, num_anchors=0,
+        slot_number=index % 2, thinning=nothing, num_tokens=0, num_anchors=0,
     )  # fmt: skip
 
 
