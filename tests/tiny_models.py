@@ -167,13 +167,21 @@ def bf16_bits(values: torch.Tensor) -> np.ndarray:
 
 
 def make_sample(
-    model: Any, ids: Sequence[int], *, supervised: Sequence[int], name: str = "s/t0", captured: Sequence[int] = CAPTURED
+    model: Any,
+    ids: Sequence[int],
+    *,
+    supervised: Sequence[int],
+    name: str = "s/t0",
+    captured: Sequence[int] = CAPTURED,
+    every: bool = False,
 ) -> CachedSample:
-    """A cached sample of `ids`, its hidden states taken from Hugging Face's model."""
+    """A cached sample of `ids`, its hidden states taken from Hugging Face's model; `every` last hidden state, or those
+    of labels."""
     with torch.inference_mode():
         output = model(torch.tensor([list(ids)]), output_hidden_states=True)
     mask = np.asarray(supervised, dtype=np.uint8)
     labels = np.array([p for p in range(len(ids) - 1) if mask[p] and mask[p + 1]], dtype=np.int64)
+    labels = np.arange(len(ids)) if every else labels
     context = torch.stack([output.hidden_states[layer + 1][0] for layer in captured], dim=1)
     last = output.hidden_states[-1][0][torch.from_numpy(labels)]
     return CachedSample(name, np.asarray(ids, dtype=np.int32), mask, bf16_bits(context), bf16_bits(last), labels)
@@ -184,7 +192,14 @@ def widened(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32))
 
 
-def batch_shape(*, block_size: int = 4, num_anchors: int = 64, dtype: torch.dtype = torch.float32) -> BatchShape:
+def batch_shape(
+    *,
+    block_size: int = 4,
+    num_anchors: int = 64,
+    dtype: torch.dtype = torch.float32,
+    row_tokens: int = 0,
+    last_hidden: bool = False,
+) -> BatchShape:
     return BatchShape(
         block_size=block_size,
         num_anchors=num_anchors,
@@ -192,6 +207,8 @@ def batch_shape(*, block_size: int = 4, num_anchors: int = 64, dtype: torch.dtyp
         dtype=dtype,
         device=torch.device("cpu"),
         context_shape=(len(CAPTURED), HIDDEN),
+        row_tokens=row_tokens,
+        last_hidden=last_hidden,
     )
 
 

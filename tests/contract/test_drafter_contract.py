@@ -6,6 +6,7 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
-from draftsmith.drafters.dflash import DFlash
 from draftsmith.drafters.registry import load_drafter, save_drafter
 from draftsmith.errors import ContractError
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Sampling
 from draftsmith.targets.base import load_shared
 from draftsmith.targets.families import FAMILIES
-from tests.contract.drafter_case import SIZE, Case, Drafted, StepByStep, batch_of, check_losses, expected_losses
+from tests.contract.drafter_case import Case, Drafted, StepByStep, check_losses, expected_losses
 from tests.tiny_models import (
     END_TOKEN,
+    KINDS,
     VOCAB,
     hugging_face_greedy,
     random_ids,
@@ -35,14 +36,14 @@ from tests.tiny_models import (
 
 __all__ = ["tiny_folders"]
 
-CASES = [(kind, family) for kind in ("dspark", "dflash") for family in FAMILIES]
+CASES = [(kind, family) for kind in KINDS for family in FAMILIES]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(case))
 def case(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> Case:
     kind, family = request.param
     folder = tiny_folders[family]
-    return Case(kind, folder, reference(folder), tiny_drafter(kind, folder, seed=7, block_size=SIZE))
+    return Case(kind, folder, reference(folder), tiny_drafter(kind, folder, seed=7))
 
 
 # Training form and decoding form
@@ -68,10 +69,16 @@ def test_the_training_form_is_the_decoding_form(case: Case) -> None:
             blocks[row, current[row]] = drafted
     ordered = ((samples[row], anchor, blocks[row, anchor]) for row in range(3) for anchor in anchors[row])
     with torch.no_grad():
-        check_losses(case.losses(batch_of(*samples)), expected_losses(case, ordered))
+        found = case.losses(case.batch(*samples))
+    check_losses(found, expected_losses(case, ordered))
+    # What the sums are divided by: the slots' weights, or rows times padded length.
+    slots = sum(math.exp(-slot / 4.0) for slot in found.slot_number.tolist())
+    assert float(found.weight) == pytest.approx(3 * 22 if case.kind.startswith("eagle3") else slots, rel=1e-6)
 
 
 def test_an_anchor_at_position_zero_has_no_context(case: Case) -> None:
+    if not case.is_block:
+        pytest.skip("a drafter of pairs has no row before position 0; an engine never asks it there")
     sample = case.sample(9, seed=5, supervised="111111111")
     steps = StepByStep(case.drafter, [sample])
     drafted = [(sample, 0, steps.propose([0])[0])]
@@ -79,14 +86,14 @@ def test_an_anchor_at_position_zero_has_no_context(case: Case) -> None:
         steps.show([anchor], pieces=1)
         drafted.append((sample, anchor, steps.propose([anchor])[0]))
     with torch.no_grad():
-        check_losses(case.losses(batch_of(sample)), expected_losses(case, iter(drafted)))
+        check_losses(case.losses(case.batch(sample)), expected_losses(case, iter(drafted)))
 
 
 def test_a_sequence_shorter_than_a_block(case: Case) -> None:
     sample = case.sample(3, seed=6, supervised="011")
     steps = StepByStep(case.drafter, [sample])
     steps.show([1], pieces=1)
-    batch = batch_of(sample)
+    batch = case.batch(sample)
     assert (batch.num_slots, batch.num_anchors) == (1, 1)
     with torch.no_grad():
         check_losses(case.losses(batch), expected_losses(case, iter([(sample, 1, steps.propose([1])[0])])))
@@ -96,46 +103,91 @@ def test_a_sequence_shorter_than_a_block(case: Case) -> None:
 
 
 def states(case: Case, batch: BlockBatch) -> Tensor:
-    """Block states [A, K, D] of a batch of one sample."""
+    """States of all slots [A, K, D] of a batch of one row."""
     with torch.no_grad():
-        return case.drafter.backbone(batch).view(-1, SIZE, case.drafter.config.geometry.hidden_size)
+        return case.drafter.slot_states(batch)
+
+
+def perturbed(case: Case, batch: BlockBatch, position: int) -> BlockBatch:
+    """What the drafter reads of one token changed: its captured states, or its last hidden state."""
+    name = "hidden" if case.drafter.reads_last_hidden else "context"
+    values = getattr(batch, name).clone()
+    values[0, position] += 1.0
+    return BlockBatch(**{**vars(batch), name: values})
 
 
 def test_a_block_sees_the_context_before_its_anchor_and_nothing_after(case: Case) -> None:
-    """Perturb one context position at a time: exactly the blocks anchored behind it move."""
-    batch = batch_of(case.sample(14, seed=8))
-    anchors = batch.block_positions(SIZE)[0, ::SIZE].tolist()
+    """Perturb one context position at a time: exactly the blocks anchored behind it, in reach of their window, move."""
+    batch = case.batch(case.sample(14, seed=8))
+    anchors = batch.anchors[0].tolist()
     before = states(case, batch)
     for position in range(14):
-        context = batch.context.clone()
-        context[0, position] += 1.0
-        after = states(case, BlockBatch(**{**vars(batch), "context": context}))
+        after = states(case, perturbed(case, batch, position))
         for block, anchor in enumerate(anchors):
             moved = float((after[block] - before[block]).abs().max())
-            assert moved > 1e-3 if position < anchor else moved == 0.0, (position, anchor)
+            seen = anchor - case.reaches - case.window < position < anchor
+            assert moved > 1e-4 if seen else moved == 0.0, (position, anchor, moved)
+
+
+def test_a_token_moves_the_blocks_that_read_it(case: Case) -> None:
+    """Change one token's id, not its states: nothing that is drafted before it is read may move."""
+    sample = case.sample(14, seed=9)
+    batch = case.batch(sample)
+    before = states(case, batch)
+    for position in range(14):
+        ids = batch.token_ids.clone()
+        ids[0, position] = (ids[0, position] + 5) % VOCAB
+        moved = (states(case, BlockBatch(**{**vars(batch), "token_ids": ids})) - before).abs().amax(-1)
+        for block, anchor in enumerate(batch.anchors[0].tolist()):
+            for slot in range(case.size):
+                if position > anchor + slot:
+                    assert float(moved[block, slot]) == 0.0, (position, anchor, slot)
+            assert position != anchor or float(moved[block].max()) > 1e-4
 
 
 def test_blocks_do_not_see_each_other_but_see_their_own_slots(case: Case) -> None:
-    batch = batch_of(case.sample(14, seed=9))
-    ids = batch.block_ids(SIZE, mask_token_id=case.drafter.config.mask_token_id)
+    if not case.is_block:
+        pytest.skip("only blocks of masks are bidirectional inside")
+    width = case.drafter.config.block_width
+    batch = case.batch(case.sample(14, seed=9))
+    ids = batch.block_ids(width, mask_token_id=case.drafter.config.mask_token_id)
     before = states(case, batch)
     for changed in (0, 3, before.shape[0] - 1):
-        for slot in (0, SIZE - 1):
+        for slot in (0, width - 1):
             other = ids.clone()
-            other[0, changed * SIZE + slot] = (other[0, changed * SIZE + slot] + 5) % VOCAB
+            other[0, changed * width + slot] = (other[0, changed * width + slot] + 5) % VOCAB
             with patch.object(BlockBatch, "block_ids", lambda *_, other=other, **__: other):
                 moved = (states(case, batch) - before).abs().amax(-1)
-            assert float(moved[changed].min()) > 1e-5  # bidirectional inside a block
+            assert float(moved[changed].min()) > 1e-5
             assert float(torch.cat((moved[:changed], moved[changed + 1 :])).max()) == 0.0
+
+
+def test_samples_packed_in_one_row_do_not_see_each_other(case: Case) -> None:
+    """The same sums, slot by slot, as in rows of their own; and no state of one sample reaches another's blocks."""
+    samples = [case.sample(8, seed=10), case.sample(15, seed=11), case.sample(12, seed=12)]
+    packed = case.batch(*samples, row_tokens=40)
+    assert packed.token_ids.shape == (1, 35)
+    with torch.no_grad():
+        alone, together = case.losses(case.batch(*samples)), case.losses(packed)
+    for name in ("total", "ce", "tv"):
+        assert float(getattr(together, name)) == pytest.approx(float(getattr(alone, name)), rel=1e-5)
+    torch.testing.assert_close(together.acceptance, alone.acceptance, rtol=0, atol=1e-5)
+    assert together.slot_number.tolist() == alone.slot_number.tolist()
+    before = states(case, packed)
+    for position in (7, 8, 22, 23):
+        moved = (states(case, perturbed(case, packed, position)) - before).abs().amax((1, 2))
+        document = packed.documents[0, position]
+        others = packed.documents[0, packed.anchors[0]] != document
+        assert float(moved[others].max()) == 0.0, position
 
 
 def test_padding_changes_nothing(case: Case) -> None:
     """Samples of different lengths and numbers of anchors in one batch: the same sums, slot by slot, as alone."""
     samples = [case.sample(8, seed=10), case.sample(25, seed=11), case.sample(12, seed=12, supervised="000000001111")]
     with torch.no_grad():
-        alone = [case.losses(batch_of(sample)) for sample in samples]
-        padded = case.losses(batch_of(*samples))
-    for name in ("total", "ce", "tv", "weight"):
+        alone = [case.losses(case.batch(sample)) for sample in samples]
+        padded = case.losses(case.batch(*samples))
+    for name in ("total", "ce", "tv"):
         assert float(getattr(padded, name)) == pytest.approx(sum(float(getattr(one, name)) for one in alone), rel=1e-5)
     torch.testing.assert_close(padded.acceptance, torch.cat([one.acceptance for one in alone]), rtol=0, atol=1e-5)
     assert padded.correct.tolist() == [flag for one in alone for flag in one.correct.tolist()]
@@ -146,7 +198,7 @@ def test_padding_changes_nothing(case: Case) -> None:
 
 
 def test_only_the_drafters_own_parameters_learn(case: Case) -> None:
-    case.losses(batch_of(case.sample(20, seed=13))).total.backward()
+    case.losses(case.batch(case.sample(20, seed=13))).total.backward()
     for name, parameter in case.drafter.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) > 0, name
@@ -156,26 +208,36 @@ def test_only_the_drafters_own_parameters_learn(case: Case) -> None:
         assert not tensor.requires_grad
 
 
+def least_loss(case: Case, batch: BlockBatch) -> float:
+    """What the loss cannot fall below: a soft cross-entropy keeps the entropy of the target's distributions."""
+    if not case.kind.startswith("eagle3"):
+        return 0.0
+    logits = case.drafter.shared.logits(batch.target_hidden).double()
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    return float((entropy * 0.8**batch.slot_number).sum()) / batch.token_ids.numel()
+
+
 def test_loss_falls_on_a_few_samples(case: Case) -> None:
     case.drafter.reset(seed=1)
-    batch = batch_of(case.sample(24, seed=14), case.sample(18, seed=15))
+    batch = case.batch(case.sample(24, seed=14), case.sample(18, seed=15))
     optimizer = torch.optim.AdamW(case.drafter.parameters(), lr=3e-3, weight_decay=0.0)
-    losses = []
+    floor, losses = least_loss(case, batch), []
     for _ in range(40):
         optimizer.zero_grad()
         sums = case.losses(batch)
         (sums.total / sums.weight).backward()
         optimizer.step()
-        losses.append(float((sums.total / sums.weight).detach()))
+        losses.append(float((sums.total / sums.weight).detach()) - floor)
     assert losses[-1] < 0.7 * losses[0]
     assert all(math.isfinite(loss) for loss in losses)
 
 
 def test_a_batch_without_a_valid_anchor_gives_zero_and_no_gradient(case: Case) -> None:
-    batch = batch_of(case.sample(9, seed=16, supervised="000010100"), case.sample(5, seed=17, supervised="00000"))
+    batch = case.batch(case.sample(9, seed=16, supervised="000010100"), case.sample(5, seed=17, supervised="00000"))
     assert (batch.num_slots, batch.num_anchors) == (0, 0)
     sums = case.losses(batch)
-    assert (float(sums.total.detach()), float(sums.weight)) == (0.0, 0.0)
+    assert float(sums.total.detach()) == 0.0
+    assert float(sums.weight) == (18.0 if case.kind.startswith("eagle3") else 0.0)
     sums.total.backward()
     for name, parameter in case.drafter.named_parameters():
         assert parameter.grad is None or float(parameter.grad.abs().max()) == 0.0, name
@@ -193,11 +255,9 @@ def test_a_seed_fixes_the_random_start(case: Case) -> None:
 # Folders
 
 
-def loaded(case: Case, folder: Path) -> DFlash:
+def loaded(case: Case, folder: Path) -> Any:
     shared = load_shared(case.folder, family=FAMILIES[case.folder.name])
-    drafter = load_drafter(folder, target_folder=case.folder, shared=shared, dtype=torch.float32)
-    assert isinstance(drafter, DFlash)
-    return drafter
+    return load_drafter(folder, target_folder=case.folder, shared=shared, dtype=torch.float32)
 
 
 def test_a_saved_drafter_is_loaded_bit_by_bit(case: Case, tmp_path: Path) -> None:
@@ -208,7 +268,7 @@ def test_a_saved_drafter_is_loaded_bit_by_bit(case: Case, tmp_path: Path) -> Non
     assert own.keys() == other.keys() == load_file(tmp_path / "model.safetensors").keys()
     assert all(torch.equal(own[name], other[name]) for name in own)
     assert not any(parameter.requires_grad for parameter in again.parameters())
-    batch = batch_of(case.sample(15, seed=18))
+    batch = case.batch(case.sample(15, seed=18))
     with torch.no_grad():
         assert torch.equal(states(case, batch), states(Case(case.kind, case.folder, case.model, again), batch))
 
@@ -216,17 +276,19 @@ def test_a_saved_drafter_is_loaded_bit_by_bit(case: Case, tmp_path: Path) -> Non
 def test_weights_that_do_not_fit_are_all_listed(case: Case, tmp_path: Path) -> None:
     save_drafter(case.drafter, folder=tmp_path, dtype=torch.float32)
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["norm.weight"], tensors["layers.1.mlp.up_proj.weight"]
-    tensors["fc.bias"] = torch.zeros(3)
-    tensors["fc.weight"] = tensors["fc.weight"][:, :-1].contiguous()
+    del tensors["norm.weight"], tensors["layers.0.mlp.up_proj.weight"]
+    tensors["other.bias"] = torch.zeros(3)
+    query = tensors["layers.0.self_attn.q_proj.weight"]
+    tensors["layers.0.self_attn.q_proj.weight"] = query[:, :-1].contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ContractError) as caught:
         loaded(case, tmp_path)
+    shape = list(query.shape)
     for part in (
         "missing norm.weight",
-        "missing layers.1.mlp.up_proj.weight",
-        "extra fc.bias",
-        "fc.weight is [32, 95], expected [32, 96]",
+        "missing layers.0.mlp.up_proj.weight",
+        "extra other.bias",
+        f"layers.0.self_attn.q_proj.weight is {[shape[0], shape[1] - 1]}, expected {shape}",
         str(tmp_path),
     ):
         assert part in str(caught.value)

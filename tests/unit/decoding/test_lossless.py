@@ -23,12 +23,14 @@ from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import build_drafter, drafter_config
 from draftsmith.params import Sampling
-from tests.tiny_models import drafter_row, randomize, reference, save_tiny, target_row, tiny_target
+from draftsmith.targets.families import FAMILIES
+from tests.tiny_models import KINDS, drafter_row, randomize, reference, save_tiny, target_row, tiny_target
 from tests.unit.decoding.toys import ScriptedDrafter, TableTarget, Text, as_target, table_draft
 
 Law = dict[Text, float]
 VOCAB, END, NUM_TOKENS, NUM_ANSWERS = 5, 4, 4, 12000
 PLAIN = Sampling()
+TINY_VOCAB, PROMPT = 6, (1, 3, 2)
 
 
 def random_table(seed: int, *, spread: float = 1.5) -> Tensor:
@@ -240,34 +242,54 @@ def test_the_counterexample_of_a_retrospective_schedule() -> None:
 # The same on a real layer stack with a real drafter
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_random_dspark_drafter_keeps_the_law_of_a_tiny_target(family: str, tmp_path: Path) -> None:
-    """Vocabulary of 6, three tokens after a prompt: enumerated with Hugging Face's model in float64."""
-    vocab = 6
-    folder = save_tiny(tmp_path, family=family, seed=3, std=0.2, vocab_size=vocab, num_hidden_layers=3, eos_token_id=5)
-    row = target_row(folder, capture_layers=(0, 1), vocab_size=vocab, num_layers=3, mask_token_id=5)
+@pytest.fixture(scope="module")
+def tiny_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Law]]:
+    """Family -> a target with a vocabulary of 6, and the law of three tokens after PROMPT.
+
+    Enumerated with Hugging Face's model in float64.
+    """
+    found, texts = {}, list(itertools.product(range(TINY_VOCAB), repeat=3))
+    for family in FAMILIES:
+        changes = (
+            {"layer_types": ["sliding_attention", "full_attention", "full_attention"]} if family == "gemma4" else {}
+        )
+        folder = save_tiny(
+            tmp_path_factory.mktemp(family), family=family, seed=3, std=0.2, vocab_size=TINY_VOCAB,
+            num_hidden_layers=3, eos_token_id=5, **changes,
+        )  # fmt: skip
+        model = reference(folder, dtype=torch.float64)
+        with torch.inference_mode():
+            rows = model(torch.tensor([[*PROMPT, *text[:2]] for text in texts])).logits[:, -3:].softmax(-1).numpy()
+        law = {text: float(np.prod([rows[i, at, text[at]] for at in range(3)])) for i, text in enumerate(texts)}
+        assert sum(law.values()) == pytest.approx(1.0)
+        found[family] = (folder, law)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_random_drafter_keeps_the_law_of_a_tiny_target(
+    kind: str, family: str, tiny_vocabulary: dict[str, tuple[Path, Law]]
+) -> None:
+    """Every kind on every family, with verification lengths that differ from round to round."""
+    folder, law = tiny_vocabulary[family]
+    row = target_row(folder, capture_layers=(0, 1), vocab_size=TINY_VOCAB, num_layers=3, mask_token_id=5)
     config = drafter_config(
-        drafter_row("dspark", block_size=2, head_norms=family == "qwen3", layers=1), target=row, target_folder=folder
+        drafter_row(kind, block_size=2, head_norms=family != "llama", layers=1), target=row, target_folder=folder
     )
     drafter = build_drafter(config, target_folder=folder)
     randomize(drafter, seed=8, std=0.4)
     drafter.eval().requires_grad_(False)
-
-    prompt, model = (1, 3, 2), reference(folder, dtype=torch.float64)
-    texts = list(itertools.product(range(vocab), repeat=3))
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *text[:2]] for text in texts])).logits[:, -3:].softmax(-1).numpy()
-    law = {text: float(np.prod([logits[i, place, text[place]] for place in range(3)])) for i, text in enumerate(texts)}
-    assert sum(law.values()) == pytest.approx(1.0)
-
-    target = tiny_target(folder, capture_layers=(0, 1))
     lengths = Counter[int]()
 
     def policy(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-        chosen = by_earlier_slots(confidence, num_requests, block_size)
+        chosen = [row % (block_size + 1) for row in range(num_requests)]
+        if confidence is not None:
+            chosen = by_earlier_slots((40 * confidence).sin(), num_requests, block_size)
         lengths.update(chosen)
         return chosen
 
-    found = answers(target, drafter, policy=policy, prompt=prompt, num=3, end_ids=(), count=8000)[0]
+    target = tiny_target(folder, capture_layers=(0, 1))
+    found = answers(target, drafter, policy=policy, prompt=PROMPT, num=3, end_ids=(), count=6000)[0]
     assert p_value(found, law) > 1e-3
-    assert set(lengths) == {0, 1, 2}  # the policy was ragged
+    assert set(lengths) == set(range(config.block_size + 1))  # the policy was ragged
