@@ -55,7 +55,7 @@ def plain_update(folder: Path, *, first: int) -> Found:
     drafter, row = drafter_on(folder), WEIGHTS["dspark"]
     samples = [(sample, 0) for sample in texts(folder)[first:]]
     batch = make_block_batch(samples, shape=batch_shape(block_size=SIZE), seed=1)
-    sums = drafter.losses(batch, ce_weight=row.ce, tv_weight=row.tv, confidence_weight=row.confidence)
+    sums = drafter.losses(batch, weights=row)
     loss = sums.total / sums.weight
     loss.backward()
     gradients = {
