@@ -19,6 +19,7 @@ from tests.tiny_models import (
     make_sample,
     random_ids,
     reference,
+    save_tiny,
     tiny_drafter,
     tiny_folders,
     tiny_target,
@@ -36,8 +37,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "family"), CASES)
-def test_one_answer_is_drafted_whole(kind: str, family: str, tiny_folders: dict[str, Path]) -> None:
+def test_one_answer_is_drafted_whole(kind: str, family: str, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     folder = tiny_folders[family]
+    if kind == "eagle3":
+        # It learns the target's whole distributions: of a target that is less sure, the first place is learned last.
+        folder = save_tiny(tmp_path, family=family, seed=3, std=0.6)
     model, prompt = reference(folder), random_ids(12, seed=31)
     answer = hugging_face_greedy(model, prompt, num=NUM_NEW)
     assert len(answer) == NUM_NEW
@@ -53,11 +57,14 @@ def test_one_answer_is_drafted_whole(kind: str, family: str, tiny_folders: dict[
     start_from_target(drafter, target_folder=folder)
     batch = make_block_batch([(sample, 0)], shape=batch_shape(block_size=size, last_hidden=every), seed=1)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3, weight_decay=0.0)
-    for _ in range(500 if row.soft_ce else 150):  # a soft label says less about the most likely token than a hard one
+    steps = 600 if kind == "eagle3" else 150
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
         optimizer.zero_grad()
         sums = drafter.losses(batch, weights=weights)
         (sums.total / sums.weight).backward()
         optimizer.step()
+        schedule.step()
     assert float(sums.correct.float().mean()) > 0.98
 
     drafter.eval().requires_grad_(False)
