@@ -177,6 +177,18 @@ class Claim:
         return max(now - then for now, then in zip(self._now(), self._renewed_s, strict=True))
 
 
+def live_holder(store: Store, path: str) -> str | None:
+    """The name of the live process that holds the claim at `path`, or None: no claim, its lease over, its process gone.
+
+    Raises CacheError for a record that is no claim.
+    """
+    try:
+        _, owner, left_s = _parse(store.get(path), path)
+    except ObjectMissingError:
+        return None
+    return owner.name if left_s > 0 and not owner.is_dead() else None
+
+
 def _parse(data: bytes, path: str) -> tuple[str, Owner, float]:
     """Token, owner and seconds left of a claim record. Raises CacheError if it is none."""
     try:
