@@ -91,7 +91,7 @@ def check_cache(manifest: Manifest, place: TargetFolder) -> None:
 def find_members(samples: Iterable[PlannedSample], facts: dict[str, Any], *, recipe: Train) -> Members:
     """Training and validation samples with enough supervised tokens (labels + 1).
 
-    With `max_supervised_tokens` training takes the first samples that fit in it. Raises TrainingError if none validates.
+    With `max_supervised_tokens` training takes the first samples that fit. Raises TrainingError if none validates.
     """
     held = frozenset(facts["validation_ids"])
     members: list[int] = []
