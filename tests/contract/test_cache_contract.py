@@ -6,17 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftsmith.cache.plan import PlannedSample
 from draftsmith.cache.reader import CacheReader
 from draftsmith.cache.verify import verify_cache
-from draftsmith.cache.writer import SampleArrays
 from draftsmith.errors import CacheError, ShardClaimedError, StoreError
 from draftsmith.storage import LocalStore, Store, copy_prefix, open_store
 from tests.s3 import S3Bucket
@@ -57,13 +54,9 @@ class CacheContract:
         def work(number: int) -> None:
             writer, toy = toy_writer(store, plan), toys[number]
             start.wait()
-
-            def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-                yield from toy(batch)
-
             for shard in plan.shards:
                 try:
-                    writer.write_shard(shard, compute)
+                    writer.write_shard(shard, toy)
                 except ShardClaimedError as error:
                     refused.append(str(error))
 

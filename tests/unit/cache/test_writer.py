@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from draftsmith.cache.writer import SampleArrays
 from draftsmith.errors import CacheError, ShardClaimedError, StoreError
 from draftsmith.manifest import sha256_hex
 from draftsmith.storage import LocalStore, ObjectInfo
-from tests.unit.cache.toy import FACTS, PREFIX, DyingStore, Toy, fill, toy_arrays, toy_plan, toy_spec, toy_writer
+from tests.unit.cache.toy import FACTS, PREFIX, DyingStore, Toy, each, fill, toy_arrays, toy_plan, toy_spec, toy_writer
 
 RECORDS = f"records/{PREFIX}"
 CLAIM = f"{RECORDS}/claims/000000.json"
@@ -78,15 +78,14 @@ def test_planned_bytes_are_the_whole_cache_within_one_percent(store: LocalStore)
     spec = dataclasses.replace(toy_spec(codec="plain"), hidden_size=256, shard_tokens=1024, chunk_tokens=128)
     plan = plan_cache([SampleLength(f"{number}", 100 + number, 50) for number in range(30)], spec=spec)
 
-    def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        for sample in batch:
-            ids = np.arange(sample.num_tokens, dtype=np.int32)
-            mask = (ids < 51).astype(np.uint8)
-            yield SampleArrays(ids, mask, np.ones((len(ids), 2, 256), np.uint16), np.ones((50, 256), np.uint16))
+    def make(sample: PlannedSample) -> SampleArrays:
+        ids = np.arange(sample.num_tokens, dtype=np.int32)
+        mask = (ids < 51).astype(np.uint8)
+        return SampleArrays(ids, mask, np.ones((len(ids), 2, 256), np.uint16), np.ones((50, 256), np.uint16))
 
     writer = toy_writer(store, plan)
     for shard in plan.shards:
-        writer.write_shard(shard, compute)
+        writer.write_shard(shard, each(make))
     real = sum(item.size for item in writer.finish().objects)
     assert abs(sum(plan.stored_bytes.values()) / real - 1) < 0.01
 
@@ -166,10 +165,10 @@ def test_a_live_writer_is_not_disturbed(store: LocalStore) -> None:
     plan = toy_plan()
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
+    def slow(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
         inside.set()
         leave.wait(30)
-        return Toy(plan)(batch)
+        return Toy(plan)(batches)
 
     first = threading.Thread(target=lambda: toy_writer(store, plan).write_shard(plan.shards[0], slow))
     first.start()
@@ -296,16 +295,15 @@ def test_the_first_committed_wins(store: LocalStore) -> None:
     plan = toy_plan()
     shard = plan.shards[0]
 
-    def overtaken(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        if batch == shard.batch(0):
+    def overtaken(sample: PlannedSample) -> SampleArrays:
+        if sample == shard.batch(0)[0]:
             store.delete(CLAIM)
             toy_writer(store, plan).write_shard(shard, Toy(plan))
-        for sample in batch:
-            arrays = toy_arrays(sample, plan.spec)
-            yield dataclasses.replace(arrays, context=arrays.context ^ 1)
+        arrays = toy_arrays(sample, plan.spec)
+        return dataclasses.replace(arrays, context=arrays.context ^ 1)
 
     with pytest.raises(CacheError, match="was written by another process"):
-        toy_writer(store, plan).write_shard(shard, overtaken)
+        toy_writer(store, plan).write_shard(shard, each(overtaken))
     committed = toy_writer(store, plan).write_shard(shard, Toy(plan))
     record = next(item for item in committed.objects if item.path == "context/c.0.0.0")
     assert sha256_hex(store.get(f"{PREFIX}/{record.path}")) == record.sha256
@@ -336,14 +334,13 @@ def test_arrays_that_do_not_fit_are_refused(store: LocalStore, name: str, change
     plan = toy_plan()
     victim = plan.shards[0].samples[1]
 
-    def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        for sample in batch:
-            arrays = toy_arrays(sample, plan.spec)
-            changed = {name: change(getattr(arrays, name))}  # type: ignore[operator]
-            yield dataclasses.replace(arrays, **changed) if sample == victim else arrays
+    def make(sample: PlannedSample) -> SampleArrays:
+        arrays = toy_arrays(sample, plan.spec)
+        changed = {name: change(getattr(arrays, name))}  # type: ignore[operator]
+        return dataclasses.replace(arrays, **changed) if sample == victim else arrays
 
     with pytest.raises(CacheError, match=f"sample {victim.id}: {expected}"):
-        toy_writer(store, plan).write_shard(plan.shards[0], compute)
+        toy_writer(store, plan).write_shard(plan.shards[0], each(make))
     assert [item.path for item in store.list("") if "c." in item.path.rpartition("/")[2][:2]] == []
     assert list(store.list("records")) == []
 
@@ -356,17 +353,17 @@ def test_a_lease_must_last(store: LocalStore) -> None:
 def test_a_batch_of_another_number_of_samples_is_refused(store: LocalStore) -> None:
     plan = toy_plan()
     with pytest.raises(CacheError, match="batch of another number of samples: got 0"):
-        toy_writer(store, plan).write_shard(plan.shards[0], lambda batch: [])
+        toy_writer(store, plan).write_shard(plan.shards[0], lambda batches: iter([]))
 
 
 def test_an_error_of_the_target_gives_the_claim_up(store: LocalStore) -> None:
     plan = toy_plan()
 
-    def broken(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
+    def broken(sample: PlannedSample) -> SampleArrays:
         raise MemoryError("out of memory")
 
     with pytest.raises(MemoryError):
-        toy_writer(store, plan).write_shard(plan.shards[0], broken)
+        toy_writer(store, plan).write_shard(plan.shards[0], each(broken))
     assert store.head(CLAIM) is None
 
 

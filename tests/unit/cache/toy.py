@@ -9,14 +9,14 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, Codec, LastHidden, PlannedSample, SampleLength, plan_cache
-from draftsmith.cache.writer import CacheWriter, SampleArrays
+from draftsmith.cache.writer import CacheWriter, Compute, SampleArrays
 from draftsmith.manifest import Manifest
 from draftsmith.storage import ObjectInfo, Store, open_store
 
@@ -85,10 +85,20 @@ class Toy:
         self.plan = plan
         self.computed: list[str] = []
 
-    def __call__(self, batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        for sample in batch:
-            self.computed.append(sample.id)
-            yield toy_arrays(sample, self.plan.spec)
+    def __call__(self, batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+        for batch in batches:
+            self.computed += [sample.id for sample in batch]
+            yield [toy_arrays(sample, self.plan.spec) for sample in batch]
+
+
+def each(make: Callable[[PlannedSample], SampleArrays]) -> Compute:
+    """A Compute that makes the arrays sample by sample."""
+
+    def compute(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+        for batch in batches:
+            yield [make(sample) for sample in batch]
+
+    return compute
 
 
 def toy_writer(store: Store, plan: CachePlan, *, owner: Owner | None = None, lease_s: float = 60.0) -> CacheWriter:
