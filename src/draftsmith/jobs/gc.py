@@ -208,10 +208,8 @@ class _Lookout:
 
     def _reference_reason(self, reference: Reference, prefix: str) -> str | None:
         """Who uses the prefix by this reference, or None if it is known that its working copy does not any more."""
-        name, cure = (
-            f"working copy {reference.root}",
-            f"if it is gone for good, delete {self._store.uri}/{reference.path}",
-        )
+        name = copy_name(reference.root)
+        cure = f"if it is gone for good, delete {self._store.uri}/{reference.path}"
         if not reference.is_here:
             return f"{name} on {reference.host} ({cure})"
         if reference.root == self._root:
@@ -222,13 +220,15 @@ class _Lookout:
             sources = self._names_of(reference.root).get(prefix, [])
         except (DraftsmithError, OSError) as error:
             return f"{name}, which cannot be asked now: {error}"
-        return f"{name}: {sources[0]}" if sources else None
+        if not sources:
+            return None
+        return sources[0] if sources[0].startswith(name) else f"{name}: {sources[0]}"
 
     def _names_of(self, root: Path) -> dict[str, list[str]]:
         """Prefix -> who names it in the repository at `root`; of another's folder without git only its manifests."""
         if root not in self._named:
-            history = self._histories.setdefault(root, History(root))
             is_own = root == self._root
+            history = self._histories.setdefault(root, History(root) if is_own else History(root, name=copy_name(root)))
             self._named[root] = history.read() if is_own or history.is_repository else history.read_manifests()
         return self._named[root]
 
@@ -328,6 +328,10 @@ class _Remover:
             with suppress(ValueError, KeyError, TypeError):
                 found |= {f"{below}/{item['path']}": str(item["version_id"]) for item in json.loads(data)["objects"]}
         return found
+
+
+def copy_name(root: Path) -> str:
+    return f"working copy {root}"
 
 
 def _prefix_of(path: str) -> str:

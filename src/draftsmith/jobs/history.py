@@ -50,13 +50,13 @@ class Lock:
 
 
 class History:
-    """Reads what the repository around `root` names; `root` is a working copy: the folder with params.yaml.
+    """Reads what the repository around `root`, a working copy with params.yaml, names; `name` is what to call it.
 
     Keeps what it read of git's blobs and of manifests, for those never change: a second `read` takes a moment.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.resolve()
+    def __init__(self, root: Path, *, name: str = "this working copy") -> None:
+        self._root, self._name = root.resolve(), name
         self._pins: dict[str, tuple[Pin, ...]] = {}
         self._prefixes: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -102,7 +102,7 @@ class History:
         """As `read`, of the manifests in the working copy alone: for a folder without git."""
         named: dict[str, list[str]] = defaultdict(list)
         for file, data in manifests(self._root):
-            named[manifest_prefix(data, where=str(file))].append(f"{MANIFESTS}/{file.name}")
+            named[manifest_prefix(data, where=str(file))].append(f"{self._name} ({MANIFESTS}/{file.name})")
         return named
 
     def _read_commits(self) -> None:
@@ -212,7 +212,7 @@ class History:
         return f"`dvc fetch` from that commit or, as no branch or tag holds it, {forget}"
 
     def _copy_name(self, copy: Path) -> str:
-        return "this working copy" if copy == self._root else f"worktree {copy}"
+        return self._name if copy == self._root else f"worktree {copy}"
 
     def _git(self, *arguments: str, data: bytes = b"", at: Path | None = None) -> bytes:
         """Output of git, read-only. Raises CacheError with git's own words if it fails."""
