@@ -38,26 +38,33 @@ class ShardRows:
         }
 
     def place(self, sample: PlannedSample, computed: SampleArrays) -> None:
-        """Copy a sample's arrays to its rows. Raises CacheError, naming the sample, if they do not fit the plan or
-        hold NaN or infinity."""
-        given = {
-            "input_ids": computed.input_ids,
-            "supervised": computed.supervised,
-            "context": computed.context,
-            "last_hidden": computed.last_hidden,
-        }
-        for layout in self._layouts:
-            start, count = (
-                (sample.offset, sample.num_tokens)
-                if layout.rows == "tokens"
-                else (sample.label_offset, sample.num_rows)
-            )
-            self._rows[layout.name][start : start + count] = _checked(given[layout.name], layout, sample, count)
-        _check_labels(computed.supervised, sample)
+        """Copy a sample's arrays to its rows. Raises CacheError as `check_arrays` does."""
+        for layout, values in check_arrays(sample, computed, layouts=self._layouts):
+            start = sample.offset if layout.rows == "tokens" else sample.label_offset
+            self._rows[layout.name][start : start + len(values)] = values
 
     def take(self, name: str) -> np.ndarray:
         """The rows of an array, which are forgotten here."""
         return self._rows.pop(name)
+
+
+def check_arrays(
+    sample: PlannedSample, computed: SampleArrays, *, layouts: Sequence[ArrayLayout]
+) -> list[tuple[ArrayLayout, np.ndarray]]:
+    """The arrays that the layouts want of a sample. Raises CacheError, naming the sample, if they do not fit the plan
+    or hold NaN or infinity."""
+    given = {
+        "input_ids": computed.input_ids,
+        "supervised": computed.supervised,
+        "context": computed.context,
+        "last_hidden": computed.last_hidden,
+    }
+    checked = []
+    for layout in layouts:
+        num_rows = sample.num_tokens if layout.rows == "tokens" else sample.num_rows
+        checked.append((layout, _checked(given[layout.name], layout, sample, num_rows)))
+    _check_labels(computed.supervised, sample)
+    return checked
 
 
 def _checked(values: np.ndarray | None, layout: ArrayLayout, sample: PlannedSample, num_rows: int) -> np.ndarray:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -16,18 +13,28 @@ import numpy as np
 import pytest
 import zarr
 
-from draftsmith.cache import claims
-from draftsmith.cache.claims import Claim, Owner
-from draftsmith.cache.plan import Codec, PlannedSample, SampleLength, array_layouts, plan_cache
+from draftsmith.cache.claims import Claim
+from draftsmith.cache.plan import PlannedSample, SampleLength, array_layouts, plan_cache
 from draftsmith.cache.writer import SampleArrays
-from draftsmith.errors import CacheError, ShardClaimedError, StoreError
+from draftsmith.errors import CacheError, ShardClaimedError
 from draftsmith.manifest import sha256_hex
 from draftsmith.storage import LocalStore, ObjectInfo
-from tests.unit.cache.toy import FACTS, PREFIX, DyingStore, Toy, each, fill, toy_arrays, toy_plan, toy_spec, toy_writer
+from tests.unit.cache.toy import (
+    FACTS,
+    PREFIX,
+    DyingStore,
+    Toy,
+    each,
+    elsewhere,
+    fill,
+    toy_arrays,
+    toy_plan,
+    toy_spec,
+    toy_writer,
+)
 
 RECORDS = f"records/{PREFIX}"
 CLAIM = f"{RECORDS}/claims/000000.json"
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -40,11 +47,6 @@ def with_bits(values: np.ndarray, place: int, bits: int) -> np.ndarray:
     changed = values.copy()
     changed.flat[place] = bits
     return changed
-
-
-def elsewhere() -> Owner:
-    """A process of another machine."""
-    return dataclasses.replace(Owner.this_process(processor="toy"), host="other-host", machine="other", pid=4242)
 
 
 def test_objects_and_manifest(store: LocalStore) -> None:
@@ -136,30 +138,6 @@ def test_slices_in_any_order_make_the_same_cache(store: LocalStore, tmp_path: Pa
     assert toy_writer(other, plan).finish().digest == whole.digest
 
 
-@pytest.mark.parametrize(
-    ("codec", "die_after", "num_done"),
-    [("plain", 2, 0), ("bf16", 6, 0), ("plain", 5 + 6 + 3, 1), ("bf16", 5 + 2 * 6 + 5, 2), ("bf16", 5 + 3 * 6, 3)],
-)
-def test_kill_in_the_middle_of_a_shard(
-    store: LocalStore, tmp_path: Path, codec: Codec, die_after: int, num_done: int
-) -> None:
-    """SIGKILL after the claim, among the objects, before or after the commit: what was done is not made again.
-
-    Writes of the toy: 5 metadata objects, then 6 a shard (claim, 4 objects, commit record).
-    """
-    plan = toy_plan(codec=codec)
-    expected = fill(LocalStore(tmp_path / "uninterrupted"), plan, Toy(plan))
-    command = [sys.executable, "-m", "tests.unit.cache.toy", store.uri, codec, str(die_after)]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert child.returncode == -9, child.stderr
-    writer = toy_writer(store, plan, lease_s=3600.0)
-    assert [writer.is_done(shard) for shard in plan.shards] == [number < num_done for number in range(len(plan.shards))]
-    toy = Toy(plan)
-    assert fill(store, plan, toy).digest == expected.digest
-    assert sorted(toy.computed) == sorted(s.id for shard in plan.shards[num_done:] for s in shard.samples)
-    assert list(store.list(f"{RECORDS}/claims")) == []
-
-
 def test_a_live_writer_is_not_disturbed(store: LocalStore) -> None:
     """Two writers at one shard: the second is refused with the first one's name, and the first goes on."""
     plan = toy_plan()
@@ -181,64 +159,6 @@ def test_a_live_writer_is_not_disturbed(store: LocalStore) -> None:
     leave.set()
     first.join()
     assert toy_writer(store, plan).is_done(plan.shards[0])
-
-
-def test_a_lease_is_renewed_while_its_process_works(store: LocalStore) -> None:
-    with Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=0.6) as claim:
-        for _ in range(6):
-            time.sleep(0.2)
-            claim.check()
-        second = Claim.hold(store, CLAIM, owner=Owner.this_process(processor="toy"), lease_s=0.6)
-        with pytest.raises(ShardClaimedError, match="process 4242 on other-host"):
-            second.__enter__()
-    assert store.head(CLAIM) is None
-
-
-def test_an_expired_claim_is_taken_over(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old owner finds out at its next look, writes nothing more, and leaves the new claim alone."""
-    monkeypatch.setattr(Claim, "_renew_until_stopped", lambda self: None)
-    old = Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=0.2)
-    stalled = old.__enter__()
-    time.sleep(0.3)
-    with Claim.hold(store, CLAIM, owner=Owner.this_process(processor="toy"), lease_s=60.0) as claim:
-        with pytest.raises(ShardClaimedError, match="ran out"):
-            stalled.check()
-        old.__exit__(None, None, None)
-        claim.check()
-        assert store.head(CLAIM) is not None
-    assert store.head(CLAIM) is None
-
-
-def test_a_lost_claim_is_noticed_by_the_renewal(store: LocalStore) -> None:
-    with Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=3.0) as claim:
-        body = json.loads(store.get(CLAIM))
-        body["token"], body["owner"]["host"] = "another", "third-host"
-        store.put(CLAIM, json.dumps(body).encode())
-        claim.check()
-        claim._thread.join(20)
-        with pytest.raises(ShardClaimedError, match="taken over by process 4242 on third-host"):
-            claim.check()
-
-
-def test_a_dead_process_of_this_machine_holds_nothing(store: LocalStore) -> None:
-    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = dataclasses.replace(Owner.this_process(processor="toy"), pid=int(child.stdout), started="1")
-    assert dead.is_dead()
-    assert not Owner.this_process(processor="toy").is_dead()
-    assert not elsewhere().is_dead()
-    reused = dataclasses.replace(Owner.this_process(processor="toy"), started="1")
-    assert reused.is_dead()
-
-
-def test_a_zombie_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    started = str(claims._process_start(child.pid))
-    owner = dataclasses.replace(Owner.this_process(processor="toy"), pid=child.pid, started=started)
-    deadline = time.monotonic() + 20
-    while not owner.is_dead() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert owner.is_dead()
-    child.wait()
 
 
 class LostAnswers(DyingStore):
@@ -380,17 +300,3 @@ def test_broken_records_are_named(store: LocalStore, kind: str) -> None:
     store.put(f"{RECORDS}/{kind}/000000.json", b"{not json")
     with pytest.raises(CacheError, match=f"broken .* record.*delete {RECORDS}/{kind}/000000.json"):
         toy_writer(store, plan).write_shard(plan.shards[0], Toy(plan))
-
-
-def test_a_store_that_is_gone_for_a_moment_does_not_end_the_claim(store: LocalStore) -> None:
-    class Flaky(DyingStore):
-        def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
-            self._left += 1
-            if self._left % 2:
-                raise StoreError("gone for a moment")
-            return self._store.put_if_match(path, data, etag=etag)
-
-    with Claim.hold(Flaky(store, die_after=0), CLAIM, owner=elsewhere(), lease_s=0.9) as claim:
-        for _ in range(15):
-            time.sleep(0.1)
-            claim.check()
