@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from draftsmith.cache.plan import PlannedSample
-from draftsmith.cache.reader import CachedSample, CacheReader
+from draftsmith.cache.reader import CachedSample, CacheReader, SampleSource
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
 from draftsmith.drafters.dflash import DFlash
@@ -39,7 +39,7 @@ class Feed(Protocol):
     digest: str
     prefix: str
     uri: str
-    source: CacheReader
+    source: SampleSource
 
     def start_samples(self, indices: Sequence[int]) -> Iterator[CachedSample]:
         """The samples of `indices` (ascending) for the drafter's start; the caller may stop early."""
@@ -59,10 +59,10 @@ class CacheFeed:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.digest, self.prefix, self.uri = manifest.digest, manifest.prefix, f"{store.uri}/{manifest.prefix}"
-        self.source = CacheReader(store, manifest)
+        self.source: SampleSource = CacheReader(store, manifest)
 
     def start_samples(self, indices: Sequence[int]) -> Iterator[CachedSample]:
-        return (self.source.read(index) for index in indices)
+        return (self.source.read(index, epoch=-1) for index in indices)
 
     def settle(self) -> None:
         return
@@ -134,10 +134,15 @@ def held_out_batches(
     feed: Feed, indices: list[int], *, recipe: Train, shape: BatchShape, rank: int, num_ranks: int
 ) -> list[BlockBatch]:
     """This rank's validation micro-batches; anchors are drawn once, the same at every validation."""
-    samples = [(feed.source.read(index), -1) for index in indices[rank::num_ranks]]
-    samples = [(sample, epoch) for sample, epoch in samples if len(candidate_anchors(sample.supervised))]
-    size = recipe.micro_batch
-    return [
-        make_block_batch(samples[start : start + size], shape=shape, seed=recipe.seed)
-        for start in range(0, len(samples), size)
-    ]
+    batches: list[BlockBatch] = []
+    samples: list[tuple[CachedSample, int]] = []
+    mine = indices[rank::num_ranks]
+    # Made as they fill up: a sample that is kept keeps its whole shard in memory.
+    for index in mine:
+        sample = feed.source.read(index, epoch=-1)
+        if len(candidate_anchors(sample.supervised)):
+            samples.append((sample, -1))
+        if samples and (len(samples) == recipe.micro_batch or index == mine[-1]):
+            batches.append(make_block_batch(samples, shape=shape, seed=recipe.seed))
+            samples = []
+    return batches

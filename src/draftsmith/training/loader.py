@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftsmith.cache.reader import CachedSample, CacheReader
+from draftsmith.cache.reader import CachedSample, SampleSource
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch, block_mask, draw_anchors, num_valid_slots, position_weights
+
+ORDERS_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class Planned:
     epoch: int
 
 
-def global_batch(step: int, *, size: int, order: Callable[[int], Sequence[int]]) -> list[Planned]:
-    """The `size` samples of update `step`: a walk through the epochs' orders, the same at any number of ranks."""
-    first = order(0)
+def global_batch(
+    step: int, *, size: int, num_members: int, order: Callable[[int], Sequence[int] | NDArray[np.int64]]
+) -> list[Planned]:
+    """The `size` samples of update `step`: a walk through the epochs' orders, the same at any number of ranks.
+
+    `order` gives the `num_members` samples of an epoch in that epoch's order.
+    """
     planned = []
     for position in range(step * size, (step + 1) * size):
-        epoch, offset = divmod(position, len(first))
-        planned.append(Planned((first if epoch == 0 else order(epoch))[offset], epoch))
+        epoch, offset = divmod(position, num_members)
+        planned.append(Planned(int(order(epoch)[offset]), epoch))
     return planned
 
 
@@ -66,8 +72,9 @@ def num_micro_batches(size: int, *, num_ranks: int, micro_batch: int) -> int:
 
 
 def bf16_tensor(bits: NDArray[np.uint16]) -> torch.Tensor:
-    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape, without a copy."""
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape; bits that may not be written to are copied."""
+    own = bits if bits.flags.writeable else bits.copy()
+    return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
 
 
 def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: BatchShape, seed: int) -> BlockBatch:
@@ -82,7 +89,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
     ]
     longest = max((len(sample.input_ids) for sample, _ in samples), default=1)
     widest = max((len(anchors) for anchors in drawn), default=0) or 1
-    context = torch.zeros(num_samples, longest, *shape.context_shape, dtype=torch.bfloat16)
+    context_bits = np.zeros((num_samples, longest, *shape.context_shape), dtype=np.uint16)
     no_hidden = torch.zeros(0, shape.context_shape[1], dtype=torch.bfloat16)
     anchors = np.full((num_samples, widest), -1, dtype=np.int64)
     block_ids = np.full((num_samples, widest, size), shape.mask_token_id, dtype=np.int64)
@@ -92,7 +99,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
         own = drawn[b]
         length = len(sample.input_ids)
         lengths[b] = length
-        context[b, :length] = bf16_tensor(sample.context)
+        context_bits[b, :length] = sample.context
         anchors[b, : len(own)] = own
         block_ids[b, : len(own), 0] = sample.input_ids[own]
         valid = num_valid_slots(sample.supervised, own, block_size=size)
@@ -104,7 +111,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
         labels.append(sample.input_ids[position + 1])
         numbers.append(slot)
         rows = np.searchsorted(sample.label_positions, position)
-        hidden.append(bf16_tensor(sample.last_hidden)[torch.from_numpy(rows)])
+        hidden.append(bf16_tensor(sample.last_hidden[rows]))
     number = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
     weights = position_weights(size, gamma_w=shape.gamma_w)[number]
     anchor_tensor = torch.from_numpy(anchors)
@@ -118,7 +125,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
         return tensor.to(shape.device, non_blocking=True)
 
     return BlockBatch(
-        context=context.to(shape.device, shape.dtype),
+        context=bf16_tensor(context_bits).to(shape.device, shape.dtype),
         block_ids=moved(torch.from_numpy(block_ids).flatten(1)),
         block_positions=moved(positions),
         mask=moved(mask),
@@ -138,7 +145,7 @@ class StepLoader:
 
     def __init__(
         self,
-        reader: CacheReader,
+        source: SampleSource,
         *,
         members: Sequence[int],
         shape: BatchShape,
@@ -155,30 +162,44 @@ class StepLoader:
                 expected="at least one",
                 where="params.yaml: train.min_supervised",
             )
-        self.reader, self.shape = reader, shape
-        self.members = frozenset(members)
+        self.source, self.shape = source, shape
+        self._is_member = np.zeros(len(source.samples), dtype=bool)
+        self._is_member[np.asarray(members, dtype=np.int64)] = True
+        self._num_members = int(self._is_member.sum())
         self.size, self.micro_batch, self.seed = size, micro_batch, seed
         self.rank, self.num_ranks = rank, num_ranks
-        self._orders: dict[int, list[int]] = {}
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:
-            self._orders[epoch] = [i for i in self.reader.order(self.seed, epoch=epoch) if i in self.members]
+            # Two are in use at once: the epoch that is read, and the one that shards are opened ahead for.
+            while len(self._orders) >= ORDERS_KEPT:
+                del self._orders[min(self._orders)]
+            order = self.source.order(self.seed, epoch=epoch)
+            self._orders[epoch] = order[self._is_member[order]]
         return self._orders[epoch]
+
+    def _shares(self, step: int) -> list[Sequence[Planned]]:
+        planned = global_batch(step, size=self.size, num_members=self._num_members, order=self._order)
+        return micro_batches(planned, rank=self.rank, num_ranks=self.num_ranks, micro_batch=self.micro_batch)
 
     def load(self, step: int) -> list[BlockBatch]:
         """The micro-batches of one step, for this rank."""
-        planned = global_batch(step, size=self.size, order=self._order)
-        shares = micro_batches(planned, rank=self.rank, num_ranks=self.num_ranks, micro_batch=self.micro_batch)
         return [
             make_block_batch(
-                [(self.reader.read(item.sample), item.epoch) for item in share], shape=self.shape, seed=self.seed
+                [(self.source.read(item.sample, epoch=item.epoch), item.epoch) for item in share],
+                shape=self.shape, seed=self.seed,
             )
-            for share in shares
-        ]
+            for share in self._shares(step)
+        ]  # fmt: skip
+
+    def _walk(self, first: int, stop: int) -> Iterator[int]:
+        """The indices that this rank reads in steps first..stop-1, in order."""
+        return (item.sample for step in range(first, stop) for share in self._shares(step) for item in share)
 
     def steps(self, first: int, *, stop: int) -> Iterator[tuple[int, list[BlockBatch]]]:
-        """(step, micro-batches) for first..stop-1."""
+        """(step, micro-batches) for first..stop-1; the source is told beforehand what will be read."""
+        self.source.follow(self._walk(first, stop))
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             ahead = pool.submit(self.load, first) if first < stop else None
             for step in range(first, stop):
