@@ -67,7 +67,12 @@ def fit_scales(
             if layout.name not in sums:
                 continue
             rows = values[_first_rows(sample, computed, whole=layout.rows == "tokens" or spec.last_hidden == "all") :]
-            wide = (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64).reshape(len(rows), -1)
+            wide = (
+                (rows.astype(np.uint32) << 16)
+                .view(np.float32)
+                .astype(np.float64)
+                .reshape(len(rows), sums[layout.name].size)
+            )
             sums[layout.name] += np.square(wide).sum(axis=0)
             counts[layout.name] += len(rows)
         total += sample.num_tokens

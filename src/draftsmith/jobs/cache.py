@@ -14,6 +14,7 @@ import torch
 from draftsmith.cache.arrays import SampleArrays
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLength, plan_cache
+from draftsmith.cache.references import register
 from draftsmith.cache.writer import CacheWriter, WriteReport
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
 from draftsmith.errors import ParamsError, ShardClaimedError
@@ -143,6 +144,8 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
     tags = {"target": name, "data_digest": planned.facts["data_digest"]}
     run_name = name if part is None else f"{name}-slice-{part[0]}-of-{part[1]}"
     with stage_run("cache", run_name, workspace=workspace, params=params.cache.model_dump(), tags=tags) as tracked:
+        # Before the first object, so that no collector takes what is begun for abandoned.
+        register(store, prefix, root=workspace.root)
         started = time.monotonic()
         report = _write(writer, planned, Computer(workspace, params, planned), part=part)
         rate = report.num_tokens / (time.monotonic() - started)
@@ -168,6 +171,7 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
         uri = f"{store.uri}/{prefix}"
         tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
     manifest.write(workspace.cache_manifest(name))
+    register(store, prefix, root=workspace.root)
 
 
 def lease_s() -> float:
