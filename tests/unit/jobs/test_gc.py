@@ -198,6 +198,8 @@ def test_this_copys_own_reference_alone_keeps_nothing(clone: Clone, store: Store
     assert "younger than 7 d" in reasons(clone)
     make_old(folder_of(store))
     assert doomed(clone) == [DOOMED]
+    clone.write_manifest(DOOMED)
+    assert reasons(clone) == "named by this working copy (data/cache/toy.json)"
 
 
 def test_a_working_copy_on_another_host_keeps_it_until_its_record_is_dropped(clone: Clone, store: Store) -> None:
@@ -337,6 +339,24 @@ def test_what_comes_between_showing_and_deleting_keeps_it(
     assert told.startswith(f"kept {DOOMED} after all: ")
     assert told.endswith("deleted 1 of 2: 1 objects, 2 B")
     assert paths(store) == before
+
+
+def test_a_commit_that_comes_while_another_cache_is_being_deleted(
+    clone: Clone, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("cache/a-00000001/zarr.json", b"{}")
+    make_old(folder_of(store))
+    plan, honest = gc.find(clone.workspace, older_than_s=WEEK_S), LocalStore.delete
+
+    def delete(self: LocalStore, path: str, **version: str) -> None:
+        honest(self, path, **version)
+        if path == "cache/a-00000001/zarr.json":
+            _committed(clone, store)
+
+    monkeypatch.setattr(LocalStore, "delete", delete)
+    told = gc.delete(clone.workspace, plan)
+    assert told.startswith(f"kept {DOOMED} after all: named by commit ")
+    assert told.endswith("deleted 1 of 2: 1 objects, 2 B")
 
 
 def test_a_writer_that_comes_while_it_is_being_deleted(
