@@ -22,6 +22,7 @@ from draftsmith.errors import CacheError, ParamsError, StoreError
 from draftsmith.jobs import gc
 from draftsmith.storage import LocalStore, ObjectInfo, Store, open_store
 from tests.s3 import S3Bucket
+from tests.unit.cache.toy import PREFIX, Toy, fill, toy_plan
 from tests.unit.jobs.clones import DAY_S, OBJECTS, Clone, fill_prefix, make_old
 
 WEEK_S = 7 * DAY_S
@@ -395,6 +396,34 @@ def test_a_store_that_fails_in_the_middle_says_what_was_freed(
     monkeypatch.setattr(LocalStore, "delete", delete)
     with pytest.raises(StoreError, match=rf"stopped at {DOOMED}: the disk is on fire \(1 caches and 1 objects, 2 B"):
         gc.delete(clone.workspace, plan)
+
+
+def test_a_writer_makes_whole_what_was_half_deleted(
+    clone: Clone, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commit records without objects mislead nobody: only the shard that lost an object is computed again."""
+    plan = toy_plan()
+    digest = fill(store, plan, Toy(plan)).digest
+    make_old(folder_of(store))
+    honest, deleted = LocalStore.delete, []
+
+    def delete(self: LocalStore, path: str, **version: str) -> None:
+        if deleted:
+            raise StoreError("the machine goes down")
+        deleted.append(path)
+        honest(self, path, **version)
+
+    entries = gc.find(clone.workspace, older_than_s=WEEK_S).entries
+    only = gc.GcPlan(store.uri, WEEK_S, tuple(entry for entry in entries if entry.prefix == PREFIX))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", delete)
+        patch.setattr(gc, "THREADS", 1)
+        with pytest.raises(StoreError, match="goes down"):
+            gc.delete(clone.workspace, only)
+    assert deleted == [f"{PREFIX}/context/c.0.0.0"]
+    again = Toy(plan)
+    assert fill(store, plan, again).digest == digest
+    assert sorted(again.computed) == sorted(sample.id for sample in plan.samples if sample.shard == 0)
 
 
 DIES = """
