@@ -89,7 +89,10 @@ class GcPlan:
         if not self.doomed:
             return "\n".join([*lines, f"nothing to delete, {len(self.entries)} kept"])
         total = _Freed(sum(entry.num_objects for entry in self.doomed), sum(entry.num_bytes for entry in self.doomed))
-        return "\n".join([*lines, f"to delete: {len(self.doomed)} of {len(self.entries)}, {total.text}"])
+        lines.append(f"to delete: {len(self.doomed)} of {len(self.entries)}, {total.text}")
+        return "\n".join(
+            [*lines, "Commits that this clone has not fetched were not read: `git fetch --all` brings them."]
+        )
 
 
 def parse_age(text: str) -> float:

@@ -106,6 +106,10 @@ def test_only_what_nothing_names_is_deleted(
     assert f"delete  {DOOMED}: 3 objects, 743 B" in plan.text
     assert f"keep    {USED}" in plan.text
     assert "answers" not in plan.text
+    assert plan.text.splitlines()[-2:] == [
+        "to delete: 1 of 3, 3 objects, 743 B",
+        "Commits that this clone has not fetched were not read: `git fetch --all` brings them.",
+    ]
 
     assert gc.delete(clone.workspace, plan) == "deleted 1 of 1: 3 objects, 743 B"
     gone = {f"{DOOMED}/{path}" for path in OBJECTS} | {f"records/{DOOMED}/commits/000000.json"}
