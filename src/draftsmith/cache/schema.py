@@ -28,7 +28,7 @@ from zarr.storage import MemoryStore
 from draftsmith.cache.codec_bf16 import Bf16Planes
 from draftsmith.cache.codec_int8 import Int8Rows
 from draftsmith.cache.plan import ArrayLayout, CachePlan, CacheSpec, array_layouts
-from draftsmith.errors import CacheError, ObjectMissingError
+from draftsmith.errors import CacheError
 
 SCHEMA_VERSION = 2
 GROUP_OBJECT = "zarr.json"
@@ -116,14 +116,6 @@ def read_metadata(get: Callable[[str], bytes], *, where: str) -> Metadata:
         raise CacheError("the samples of the cache are not those of its plan", got=plan.digest, expected=digest,
                          where=where)  # fmt: skip
     return Metadata(plan, facts, scales)
-
-
-def stored_scales(get: Callable[[str], bytes], *, spec: CacheSpec) -> dict[str, NDArray[np.float32]] | None:
-    """The scales of a cache whose metadata may be there already; None if it is not."""
-    try:
-        return _read_scales(get, spec)
-    except ObjectMissingError:
-        return None
 
 
 def empty_shard(layout: ArrayLayout, spec: CacheSpec) -> np.ndarray:
