@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,10 @@ class SampleArrays:
     supervised: np.ndarray
     context: np.ndarray
     last_hidden: np.ndarray | None
+
+
+# Batches in, for each in order the arrays of its samples out; it may look ahead in what comes in.
+Compute = Callable[[Iterable[tuple[PlannedSample, ...]]], Iterator[Sequence[SampleArrays]]]
 
 
 class ShardRows:

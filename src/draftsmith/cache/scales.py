@@ -7,12 +7,12 @@ still; the fit leaves first tokens out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.cache.arrays import SampleArrays, check_arrays
+from draftsmith.cache.arrays import Compute, SampleArrays, check_arrays
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, array_layouts
 from draftsmith.errors import CacheError, ObjectExistsError, ObjectMissingError
 from draftsmith.storage import Store, records_prefix
@@ -21,7 +21,6 @@ FIT_TOKENS = 8192
 SMALLEST = 2.0**-40
 
 Scales = Mapping[str, NDArray[np.float32]]
-Compute = Callable[[Iterable[tuple[PlannedSample, ...]]], Iterator[Sequence[SampleArrays]]]
 
 
 def fit_batches(plan: CachePlan) -> list[tuple[PlannedSample, ...]]:

@@ -7,17 +7,15 @@ encoded and uploaded by threads, so that at most two shards are in memory.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftsmith.cache.arrays import SampleArrays, ShardRows
+from draftsmith.cache.arrays import Compute, SampleArrays, ShardRows
 from draftsmith.cache.claims import Claim, Owner, live_holder
 from draftsmith.cache.commits import (
     CommittedObject,
@@ -30,19 +28,28 @@ from draftsmith.cache.commits import (
 )
 from draftsmith.cache.pipeline import Behind, Tally
 from draftsmith.cache.plan import CachePlan, PlannedSample, ShardPlan, array_layouts
-from draftsmith.cache.schema import empty_shard, encode_shard, metadata_objects
-from draftsmith.errors import CacheError, ObjectChangedError, ObjectExistsError, ShardClaimedError
-from draftsmith.manifest import Manifest, ObjectRecord, sha256_hex
+from draftsmith.cache.scales import Scales, settle_scales
+from draftsmith.cache.schema import metadata_objects, read_metadata
+from draftsmith.cache.shard import ShardCodec
+from draftsmith.errors import (
+    CacheError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ShardClaimedError,
+)
+from draftsmith.manifest import Manifest, ObjectRecord, ObjectTable, sha256_hex
 from draftsmith.storage import Store, check_prefix, records_prefix
 
-__all__ = ["CacheWriter", "Compute", "SampleArrays", "Scales", "ShardCommit", "WriteReport"]
+__all__ = ["CacheWriter", "Compute", "SampleArrays", "Scales", "ShardCommit", "WriteReport", "plan_totals"]
 
 MANIFEST_KIND = "cache"
-COMMIT_READERS = 8
+LOOKERS, LOOK_AHEAD = 8, 256
 UPLOADS = 4
+ENCODE_THREADS = 8
 
-Compute = Callable[[Iterable[tuple[PlannedSample, ...]]], Iterator[Sequence[SampleArrays]]]
-Scales = Mapping[str, NDArray[np.float32]]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,18 @@ class WriteReport:
     num_done: int
     num_tokens: int
     claimed: tuple[str, ...]
+
+
+def plan_totals(plan: CachePlan) -> dict[str, Any]:
+    """What a manifest says of the plan as a whole (JSON)."""
+    return {
+        "num_samples": plan.num_samples,
+        "num_tokens": plan.num_tokens,
+        "num_labels": plan.num_labels,
+        "num_shards": plan.num_shards,
+        "logical_bytes": sum(plan.logical_bytes.values()),
+        "plan_digest": plan.digest,
+    }
 
 
 class CacheWriter:
@@ -72,15 +91,22 @@ class CacheWriter:
         self._owner, self._lease_s, self._fit = owner, lease_s, scales
         self._layouts = array_layouts(plan.spec)
         self._metadata: tuple[ObjectRecord, ...] | None = None
+        self._codecs: dict[str, ShardCodec] = {}
         self._sizes: ObjectSizes | None = None
 
     def prepare(self) -> None:
-        """Write the group's and the arrays' zarr.json, or adopt equal ones.
+        """Write the group's metadata, or adopt equal ones; under codec int8 the scales are settled first.
 
         Raises CacheError if others are there: then the prefix belongs to another plan, or to another zarr.
         """
+        scales = self._settle_scales() if self._plan.spec.codec == "int8" else {}
+        threads = min(ENCODE_THREADS, os.cpu_count() or 1)
+        self._codecs = {
+            layout.name: ShardCodec(layout, spec=self._plan.spec, scales=scales.get(layout.name), threads=threads)
+            for layout in self._layouts
+        }
         records = []
-        for path, data in metadata_objects(self._plan, self._facts).items():
+        for path, data in metadata_objects(self._plan, self._facts, scales=scales).items():
             place = f"{self._prefix}/{path}"
             try:
                 self._store.put_if_absent(place, data)
@@ -102,9 +128,8 @@ class CacheWriter:
         """Those of `shards` that are not done."""
         self._refresh()
         recorded = list_commits(self._store, self._prefix)
-        with ThreadPoolExecutor(COMMIT_READERS) as pool:
-            done = pool.map(lambda shard: shard.index in recorded and self.is_done(shard), shards)
-            return [shard for shard, is_done in zip(shards, done, strict=True) if not is_done]
+        done = self._in_threads(lambda shard: shard.index in recorded and self.is_done(shard), shards)
+        return [shard for shard, is_done in zip(shards, done, strict=True) if not is_done]
 
     def write_shards(self, shards: Iterable[ShardPlan | None], compute: Compute) -> WriteReport:
         """Compute and commit the shards that are neither done nor held by a live process.
@@ -142,34 +167,51 @@ class CacheWriter:
         if self._metadata is None:
             self.prepare()
         self._refresh()
-        with ThreadPoolExecutor(COMMIT_READERS) as pool:
-            commits = list(pool.map(self._committed, range(len(self._plan.shards))))
-        missing = [index for index, commit in enumerate(commits) if commit is None]
+        missing: list[int] = []
+        processors: set[str] = set()
+
+        def objects() -> Iterator[ObjectRecord]:
+            yield from self._metadata or ()
+            for index, commit in enumerate(self._in_threads(self._committed, range(self._plan.num_shards))):
+                if commit is None:
+                    missing.append(index)
+                else:
+                    processors.add(commit.processor)
+                    yield from commit.objects
+
+        table = ObjectTable(objects())
         if missing:
-            got = f"{len(missing)} of {len(commits)} shards not done, the first is {missing[0]}"
+            got = f"{len(missing)} of {self._plan.num_shards} shards not done, the first is {missing[0]}"
             raise CacheError(f"cache {self._prefix} is not finished", got=got, expected="all shards committed")
         for claim in self._store.list(f"{records_prefix(self._prefix)}/claims"):
             self._store.delete(claim.path)
-        done = [commit for commit in commits if commit is not None]
-        objects = tuple(item for commit in done for item in commit.objects)
+        metadata_bytes = sum(item.size for item in self._metadata or ())
         totals = {
-            "num_samples": self._plan.num_samples,
-            "num_tokens": self._plan.num_tokens,
-            "num_labels": self._plan.num_labels,
-            "num_shards": len(self._plan.shards),
-            "logical_bytes": sum(self._plan.logical_bytes.values()),
-            "stored_bytes": sum(item.size for item in objects),
-            "processors": sorted({commit.processor for commit in done}),
-            "plan_digest": self._plan.digest,
+            **plan_totals(self._plan),
+            "stored_bytes": table.num_bytes - metadata_bytes,
+            "processors": sorted(processors),
         }
-        return Manifest(
-            MANIFEST_KIND, self._prefix, (*(self._metadata or ()), *objects), {**self._facts, "totals": totals}
-        )
+        return Manifest(MANIFEST_KIND, self._prefix, table, {**self._facts, "totals": totals})
+
+    def _in_threads(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """`look` at each of `items`, in order, some of them at once."""
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            for start in range(0, len(items), LOOK_AHEAD):
+                yield from pool.map(look, items[start : start + LOOK_AHEAD])
+
+    def _settle_scales(self) -> Scales:
+        """The scales that the prefix has, or those of the fit."""
+        where = f"{self._prefix} in store {self._store.uri}"
+        try:
+            known = read_metadata(lambda path: self._store.get(f"{self._prefix}/{path}"), where=where).scales
+        except ObjectMissingError:
+            known = None
+        return settle_scales(self._store, self._prefix, known=known, fit=self._fit)
 
     def _refresh(self) -> ObjectSizes:
         if self._sizes is None:
             self._sizes = ObjectSizes(
-                self._store, self._prefix, layouts=self._layouts, num_shards=len(self._plan.shards)
+                self._store, self._prefix, layouts=self._layouts, num_shards=self._plan.num_shards
             )
         self._sizes.refresh()
         return self._sizes
@@ -259,10 +301,7 @@ class CacheWriter:
         writing: list[Future[CommittedObject]] = []
         with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as uploads:
             for layout in self._layouts:
-                filled = empty_shard(layout, self._plan.spec)
-                used = rows.take(layout.name)
-                filled[: len(used)] = used
-                data = encode_shard(filled, layout=layout, spec=self._plan.spec)
+                data = self._codecs[layout.name].encode(rows.take(layout.name))
                 if data is not None:
                     path = layout.object_path(shard.index)
                     writing.append(uploads.submit(self._put, path, data, shard, claim, behind))

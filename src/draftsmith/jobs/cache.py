@@ -15,7 +15,8 @@ from draftsmith.cache.arrays import SampleArrays
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLength, plan_cache
 from draftsmith.cache.references import register
-from draftsmith.cache.writer import CacheWriter, WriteReport
+from draftsmith.cache.stream_plan import storage_limit
+from draftsmith.cache.writer import MANIFEST_KIND, CacheWriter, WriteReport, plan_totals
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
 from draftsmith.errors import ParamsError, ShardClaimedError
 from draftsmith.jobs.parts import TargetFolder, load_placed, processor, target_folder
@@ -132,11 +133,17 @@ class Computer:
 def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int] | None) -> None:
     """Write all shards (or slice i of n: `part`) and, when all are there and no slice was asked for, the manifest.
 
+    A cache that is planned larger than DRAFTSMITH_CACHE_MAX_BYTES is only planned: its manifest has mode "stream" and
+    no objects, and training makes the shards as it needs them.
     Raises ShardClaimedError, when everything else is done, if live processes hold some of the shards.
     """
-    store = workspace_store(workspace)
     planned = planned_cache(workspace, params, name)
-    plan, prefix = planned.plan, planned.prefix
+    limit = storage_limit()
+    if limit is not None and sum(planned.plan.stored_bytes.values()) > limit:
+        if part is None:
+            stream_manifest(planned).write(workspace.cache_manifest(name))
+        return
+    store, plan, prefix = workspace_store(workspace), planned.plan, planned.prefix
     writer = CacheWriter(
         store, prefix=prefix, plan=plan, facts=planned.facts, owner=Owner.this_process(processor=processor()),
         lease_s=lease_s(),
@@ -162,9 +169,9 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
         tracked.log_metrics(
             {
                 "num_tokens": plan.num_tokens,
-                "num_shards": len(plan.shards),
+                "num_shards": plan.num_shards,
                 "logical_bytes": sum(plan.logical_bytes.values()),
-                "stored_bytes": sum(item.size for item in manifest.objects),
+                "stored_bytes": manifest.num_bytes,
             },
             step=0,
         )
@@ -172,6 +179,12 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
         tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
     manifest.write(workspace.cache_manifest(name))
     register(store, prefix, root=workspace.root)
+
+
+def stream_manifest(planned: PlannedCache) -> Manifest:
+    """The manifest of a cache that is only planned."""
+    facts = {**planned.facts, "mode": "stream", "totals": plan_totals(planned.plan)}
+    return Manifest(MANIFEST_KIND, planned.prefix, (), facts)
 
 
 def lease_s() -> float:

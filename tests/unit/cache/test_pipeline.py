@@ -21,7 +21,7 @@ from draftsmith.cache.plan import CachePlan, PlannedSample, ShardPlan
 from draftsmith.errors import CacheError, StoreError
 from draftsmith.manifest import Manifest
 from draftsmith.storage import LocalStore, ObjectInfo
-from tests.unit.cache.toy import PREFIX, DyingStore, Toy, each, fill, toy_arrays, toy_plan, toy_writer
+from tests.unit.cache.toy import PREFIX, DyingStore, Toy, each, fill, shard_of, toy_arrays, toy_plan, toy_writer
 
 TIMEOUT_S = 30
 
@@ -44,8 +44,9 @@ class WatchedStore(DyingStore):
         self._before = before
 
     def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
-        if path.startswith(PREFIX) and "/c." in path:
-            self._before(int(path.partition("/c.")[2].split(".")[0]))
+        shard = shard_of(path)
+        if shard is not None:
+            self._before(shard)
         return super().put_if_absent(path, data)
 
 
@@ -112,11 +113,12 @@ def test_two_shards_are_in_memory_at_most(store: LocalStore, monkeypatch: pytest
     assert most == 2
 
 
-def failing(store: LocalStore) -> WatchedStore:
-    """A store that refuses the objects of shard 0."""
+def failing(store: LocalStore, *, after: threading.Event | None = None) -> WatchedStore:
+    """A store that refuses the objects of shard 0, when the event is there."""
 
     def before(shard: int) -> None:
         if shard == 0:
+            assert after is None or after.wait(TIMEOUT_S)
             raise StoreError("the disk is full", where="free room")
 
     return WatchedStore(store, before)
@@ -124,10 +126,12 @@ def failing(store: LocalStore) -> WatchedStore:
 
 def test_an_error_of_the_store_is_raised_at_once(store: LocalStore) -> None:
     """In the midst of the next shard, with the number of its own; neither is committed, and no claim stays."""
-    plan, computed = toy_plan(), []
+    plan, computed, begun = toy_plan(), [], threading.Event()
 
     def make(sample: PlannedSample) -> SampleArrays:
         computed.append(sample)
+        if sample.shard == 1:
+            begun.set()
         deadline = time.monotonic() + TIMEOUT_S
         while sample.shard == 1 and claim_is_there(store, 0) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -136,7 +140,7 @@ def test_an_error_of_the_store_is_raised_at_once(store: LocalStore) -> None:
         return toy_arrays(sample, plan.spec)
 
     with pytest.raises(StoreError, match=r"^shard 0: the disk is full \(free room\)$"):
-        toy_writer(failing(store), plan).write_shards(plan.shards, each(make))
+        toy_writer(failing(store, after=begun), plan).write_shards(plan.shards, each(make))
     assert len(plan.shards[1].batches) > 1
     assert [sample for sample in computed if sample.shard == 1] == list(plan.shards[1].batch(0))
     assert [shard.index for shard in plan.shards if commit_is_there(store, shard.index)] == []
@@ -178,7 +182,7 @@ def test_broken_states_do_not_harm_the_shard_before(store: LocalStore) -> None:
     with pytest.raises(CacheError, match=f"sample {victim.id}: NaN or infinity in context"):
         toy_writer(store, plan).write_shards(plan.shards, each(make))
     assert [shard.index for shard in plan.shards if commit_is_there(store, shard.index)] == [0]
-    assert {item.path.rpartition("/c.")[2][:1] for item in store.list(PREFIX) if "/c." in item.path} == {"0"}
+    assert {shard_of(item.path) for item in store.list(PREFIX)} == {None, 0}
     assert list(store.list(f"records/{PREFIX}/claims")) == []
 
 

@@ -98,6 +98,12 @@ class Toy:
             yield [toy_arrays(sample, self.plan.spec) for sample in batch]
 
 
+def shard_of(path: str) -> int | None:
+    """The shard of an object's path in the store; None for metadata, samples' columns and records."""
+    found = re.fullmatch(re.escape(PREFIX) + r"/(?:input_ids|supervised|context|last_hidden)/c\.(\d+)[.0]*", path)
+    return None if found is None else int(found[1])
+
+
 def each(make: Callable[[PlannedSample], SampleArrays]) -> Compute:
     """A Compute that makes the arrays sample by sample."""
 

@@ -216,6 +216,29 @@ def test_another_process_at_work_is_named_at_the_end(opened: tuple[Workspace, Pa
     assert workspace.cache_manifest(TARGET).exists()
 
 
+@pytest.mark.parametrize("part", [None, (0, 2)])
+def test_a_cache_larger_than_the_store_may_hold_is_only_planned(
+    opened: tuple[Workspace, Params], tracked: Recorder, part: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte decides; a slice of such a cache has nothing to do."""
+    workspace, params = opened
+    forbid_targets(monkeypatch)
+    planned = planned_cache(workspace, params, TARGET)
+    most = sum(planned.plan.stored_bytes.values())
+    assert most > 2 * planned.plan.num_tokens * 2 * 64
+    monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", str(most - 1))
+    job.run(workspace, params, TARGET, part=part)
+    assert list(workspace_store(workspace).list("cache")) == []
+    assert workspace.cache_manifest(TARGET).exists() == (part is None)
+    if part is None:
+        manifest = Manifest.read(workspace.cache_manifest(TARGET), "cache")
+        assert (manifest.facts["mode"], list(manifest.objects), manifest.prefix) == ("stream", [], planned.prefix)
+        assert manifest.facts["totals"]["plan_digest"] == planned.plan.digest
+    monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", str(most))
+    with pytest.raises(AssertionError, match="a target was opened"):
+        job.run(workspace, params, TARGET, part=part)
+
+
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
 def test_a_lease_that_cannot_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_LEASE_S", text)
