@@ -12,7 +12,7 @@ import base64
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from botocore.exceptions import (
 )
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
-from draftsmith.storage import STORE_VARIABLE, ObjectInfo, check_path, check_prefix
+from draftsmith.storage_base import STORE_VARIABLE, ObjectInfo, check_path, check_prefix
 
 CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE"
 ENDPOINT = "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
@@ -156,9 +156,14 @@ class S3Store:
                 path, etag = item["Key"][skip:], item["ETag"].strip('"')
                 yield ObjectInfo(path, item["Size"], etag, None, None, item["LastModified"].timestamp())
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, *, version_id: str | None = None) -> None:
+        version = {} if version_id is None else {"VersionId": version_id}
         with self._errors("delete", path):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(path), **version)
+
+    @property
+    def retries(self) -> Mapping[str, int]:
+        return {}
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{check_path(path)}" if self._prefix else check_path(path)
