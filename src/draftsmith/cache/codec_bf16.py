@@ -12,13 +12,6 @@ draftsmith is installed. Letters: R rows, C channels of a row.
 
 from __future__ import annotations
 
-# NOTE FOR CODEC (from the lead): landed at 08:55 while you were thinking. Do not rewrite: better it by small edits
-# (speed!), write benchmarks/bench_cache_codec.py. (Remove this note.)
-import asyncio
-import struct
-from dataclasses import dataclass
-from typing import Any, Self
-
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
@@ -47,12 +40,14 @@ def encode_planes(values: NDArray[np.uint16], *, channels: int) -> list[bytes | 
         raise ValueError(f"{CODEC_NAME} stores rows of {channels} numbers, got {values.size} numbers")
     exponents = np.empty((values.size // channels, channels), dtype=np.uint8)
     rest = np.empty(values.size, dtype=np.uint8)
+    flat, signs = exponents.reshape(-1), np.empty(BLOCK_NUMBERS, dtype=np.uint8)
     for start in range(0, values.size, BLOCK_NUMBERS):
         block = values[start : start + BLOCK_NUMBERS]
-        rotated = np.left_shift(block, 1)
-        rotated |= block >> 15
-        np.copyto(rest[start : start + BLOCK_NUMBERS], rotated, casting="unsafe")
-        np.right_shift(rotated, 8, out=exponents.reshape(-1)[start : start + BLOCK_NUMBERS], casting="unsafe")
+        part = slice(start, start + len(block))
+        # Written into bytes, the shifts keep the lower eight bits.
+        np.right_shift(block, 7, out=flat[part], casting="unsafe")
+        np.left_shift(block, 1, out=rest[part], casting="unsafe")
+        rest[part] |= np.right_shift(block, 15, out=signs[: len(block)], casting="unsafe")
     is_used = exponents[:, 0] != NO_NUMBER
     used = exponents if is_used.all() or not is_used.any() else exponents[is_used]
     means = (np.add.reduce(used, axis=0, dtype=np.uint32) // max(1, len(used))).astype(np.uint8)

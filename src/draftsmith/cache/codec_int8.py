@@ -11,14 +11,6 @@ Registered with Zarr under `draftsmith.int8_rows`. Letters: R rows, L layers of 
 
 from __future__ import annotations
 
-# NOTE FOR CODEC (from the lead): landed at 08:55 while you were thinking. Do not rewrite: better it by small edits
-# (speed!), write benchmarks/bench_cache_codec.py. (Remove this note.)
-import asyncio
-import base64
-import struct
-from dataclasses import dataclass
-from typing import Any, Self
-
 import numpy as np
 import zstandard
 from numpy.typing import NDArray

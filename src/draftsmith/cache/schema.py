@@ -9,13 +9,6 @@ line.
 
 from __future__ import annotations
 
-# NOTE FOR CODEC (from the lead): landed at 08:55 while you were thinking. Do not rewrite: better it by small edits
-# (speed!), write benchmarks/bench_cache_codec.py. (Remove this note.)
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
-
 import numpy as np
 import zarr
 from numpy.typing import NDArray

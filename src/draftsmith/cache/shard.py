@@ -7,14 +7,6 @@ crc32c. Bytes are equal to those that Zarr writes. Chunks are coded by several t
 
 from __future__ import annotations
 
-# NOTE FOR CODEC (from the lead): landed at 08:55 while you were thinking. Do not rewrite: better it by small edits
-# (speed!), write benchmarks/bench_cache_codec.py. (Remove this note.)
-import struct
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
-
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
