@@ -12,6 +12,11 @@ draftsmith is installed. Letters: R rows, C channels of a row.
 
 from __future__ import annotations
 
+import asyncio
+import struct
+from dataclasses import dataclass
+from typing import Any, Self
+
 import numpy as np
 import zstandard
 from numpy.typing import NDArray

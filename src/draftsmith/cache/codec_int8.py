@@ -11,6 +11,12 @@ Registered with Zarr under `draftsmith.int8_rows`. Letters: R rows, L layers of 
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import struct
+from dataclasses import dataclass
+from typing import Any, Self
+
 import numpy as np
 import zstandard
 from numpy.typing import NDArray

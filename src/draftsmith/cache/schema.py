@@ -9,6 +9,11 @@ line.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
 import numpy as np
 import zarr
 from numpy.typing import NDArray

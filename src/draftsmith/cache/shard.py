@@ -7,6 +7,12 @@ crc32c. Bytes are equal to those that Zarr writes. Chunks are coded by several t
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
