@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftsmith.cache.open_shards import OpenShards, Rows
-from draftsmith.cache.plan import ArrayLayout, CachePlan, CacheSpec, PlannedSample, array_layouts
-from draftsmith.cache.schema import GROUP_OBJECT, decode_shard, read_metadata
+from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, array_layouts
+from draftsmith.cache.schema import read_metadata
+from draftsmith.cache.shard import ShardCodec
 from draftsmith.errors import CacheError, ObjectMissingError
-from draftsmith.manifest import Manifest, sha256_hex
+from draftsmith.manifest import Manifest, ObjectRecord, sha256_hex
 from draftsmith.storage import Store
 
 ORDER_WINDOW = 4
@@ -77,12 +78,11 @@ def window_order(plan: CachePlan, seed: int, epoch: int) -> NDArray[np.int64]:
     Shards are shuffled, then the samples of each ORDER_WINDOW shards among themselves: with that many open shards
     each one is opened once an epoch. Samples are spread over shards at random by the plan already.
     """
-    shards = _places((str(shard).encode() for shard in range(len(plan.shards))), start=f"{seed}:{epoch}:shard ")
-    windows = np.empty(len(plan.shards), dtype=np.int64)
-    windows[np.lexsort(shards)] = np.arange(len(plan.shards)) // ORDER_WINDOW
-    places = _places((sample.id.encode() for sample in plan.samples), start=f"{seed}:{epoch}:sample ")
-    shard_of = np.fromiter((sample.shard for sample in plan.samples), dtype=np.int64)
-    return np.lexsort((*places, windows[shard_of])).astype(np.int64)
+    shards = _places((str(shard).encode() for shard in range(plan.num_shards)), start=f"{seed}:{epoch}:shard ")
+    windows = np.empty(plan.num_shards, dtype=np.int64)
+    windows[np.lexsort(shards)] = np.arange(plan.num_shards) // ORDER_WINDOW
+    places = _places(plan.sample_ids(), start=f"{seed}:{epoch}:sample ")
+    return np.lexsort((*places, windows[plan.shard_of])).astype(np.int64)
 
 
 def _places(names: Iterable[bytes], *, start: str) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -108,6 +108,26 @@ def cut_sample(rows: Rows, sample: PlannedSample, *, spec: CacheSpec) -> CachedS
     )
 
 
+@dataclass(frozen=True)
+class ObjectRead:
+    """Rows first_row..first_row + num_rows - 1 of an object of `size` bytes, of which `num_bytes` were read."""
+
+    path: str
+    size: int
+    first_row: int
+    num_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """One sample, where it lies, and what was read to get it."""
+
+    sample: CachedSample
+    planned: PlannedSample
+    objects: tuple[ObjectRead, ...]
+
+
 class CacheReader:
     """Reads the cache that `manifest` names from `store`; safe to share among threads.
 
@@ -122,12 +142,19 @@ class CacheReader:
     ) -> None:
         self._shards = OpenShards(self._open_shard, most=max_open_shards, threads=threads)
         self._store, self._manifest = store, manifest
-        self._records = {item.path: item for item in manifest.objects}
         self._verified: set[str] = set()
-        group = self._object(GROUP_OBJECT)
-        self._plan, self.facts = read_metadata(group, where=f"{manifest.prefix}/{GROUP_OBJECT} in {store.uri}")
-        self._layouts = array_layouts(self._plan.spec)
+        metadata = read_metadata(self._object, where=f"{manifest.prefix} in {store.uri}")
+        self._plan, self.facts = metadata.plan, metadata.facts
+        self._codecs = [
+            ShardCodec(layout, spec=self._plan.spec, scales=metadata.scales.get(layout.name))
+            for layout in array_layouts(self._plan.spec)
+        ]
         self.samples: Sequence[PlannedSample] = self._plan.samples
+
+    @property
+    def uri(self) -> str:
+        """The store that is read from."""
+        return self._store.uri
 
     @property
     def spec(self) -> CacheSpec:
@@ -149,35 +176,78 @@ class CacheReader:
         sample = self.samples[index]
         return cut_sample(self._shards.rows(sample.shard, index=index), sample, spec=self.spec)
 
+    def read_one(self, sample_id: str) -> FoundSample:
+        """The sample of this id by byte ranges: of each object the index and the chunks that hold the sample's rows.
+
+        The chunks' crc32c are checked, but no sha256. Raises CacheError, with near ids, for an unknown id.
+        """
+        planned, rows, objects = self._plan.find(sample_id), {}, []
+        for codec in self._codecs:
+            rows[codec.layout.name], part = self._range(codec, planned)
+            objects += [part] if part.num_rows else []
+        inside = replace(planned, offset=0, label_offset=0)
+        return FoundSample(cut_sample(rows, inside, spec=self.spec), planned, tuple(objects))
+
     def close(self) -> None:
         """End the reader's threads."""
         self._shards.close()
 
     def _with_shards(self, walk: Iterable[int]) -> Iterator[tuple[int, int]]:
         for index in walk:
-            yield index, self.samples[index].shard
+            yield index, int(self._plan.shard_of[index])
 
     def _open_shard(self, number: int) -> Rows:
-        shard = self._plan.shards[number]
+        shard = self._plan.shard(number)
         rows: Rows = {}
-        for layout in self._layouts:
-            values = self._rows(layout, number, num_rows=layout.used_rows(shard))
+        for codec in self._codecs:
+            layout = codec.layout
+            num_rows = layout.used_rows(shard)
+            if num_rows:
+                path = layout.object_path(number)
+                values = codec.decode(self._object(path), num_rows=num_rows, where=self._where(path))
+            else:
+                values = np.empty((0, *layout.row_shape), dtype=layout.dtype)
             values.setflags(write=False)
             rows[layout.name] = values
         return rows
 
-    def _rows(self, layout: ArrayLayout, shard: int, *, num_rows: int) -> np.ndarray:
-        if num_rows == 0:
-            return np.empty((0, *layout.row_shape), dtype=layout.dtype)
-        path = layout.object_path(shard)
-        where = f"{self._manifest.prefix}/{path} in {self._store.uri}"
-        return decode_shard(self._object(path), layout=layout, spec=self.spec, num_rows=num_rows, where=where)
+    def _range(self, codec: ShardCodec, sample: PlannedSample) -> tuple[NDArray[Any], ObjectRead]:
+        """The rows of one sample in one array."""
+        by_token = codec.layout.rows == "tokens"
+        first_row = sample.offset if by_token else sample.label_offset
+        num_rows = sample.num_tokens if by_token else sample.num_rows
+        path = codec.layout.object_path(sample.shard)
+        if not num_rows:
+            return np.empty((0, *codec.layout.row_shape), dtype=codec.layout.dtype), ObjectRead(
+                path, 0, first_row, 0, 0
+            )
+        size, where = self._record(path).size, self._where(path)
+        place = f"{self._manifest.prefix}/{path}"
+        start, length = codec.index_range(size, where=where)
+        num_bytes = length
+        try:
+            index = self._store.get_range(place, start=start, length=length)
+            chunks = []
+            for item in codec.chunk_ranges(index, first_row=first_row, num_rows=num_rows, where=where):
+                chunks.append((item, self._store.get_range(place, start=item.start, length=item.length)))
+                num_bytes += item.length
+        except ObjectMissingError:
+            raise missing_cache(self._store, self._manifest, path) from None
+        rows = codec.decode_rows(chunks, first_row=first_row, num_rows=num_rows, where=where)
+        return rows, ObjectRead(path, size, first_row, num_rows, num_bytes)
+
+    def _where(self, path: str) -> str:
+        return f"{self._manifest.prefix}/{path} in {self._store.uri}"
+
+    def _record(self, path: str) -> ObjectRecord:
+        record = self._manifest.find(path)
+        if record is None:
+            raise CacheError(f"the manifest of {self._manifest.prefix} does not name {path}")
+        return record
 
     def _object(self, path: str) -> bytes:
         """The bytes of an object; the first time they are checked against the manifest."""
-        record = self._records.get(path)
-        if record is None:
-            raise CacheError(f"the manifest of {self._manifest.prefix} does not name {path}")
+        record = self._record(path)
         place = f"{self._manifest.prefix}/{path}"
         try:
             data = self._store.get(place)
