@@ -12,6 +12,7 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -70,15 +71,17 @@ class ObjectTable(Sequence[ObjectRecord]):
         self._digests += digest
 
     def _sort(self) -> None:
-        paths = [self._path(place) for place in range(len(self))]
-        order = sorted(range(len(self)), key=paths.__getitem__)
-        sizes, digests = self._sizes, self._digests
+        given = copy(self)
+        order = sorted(range(len(self)), key=given._path)
         self._paths, self._digests = bytearray(), bytearray()
         self._ends, self._sizes = array("q"), array("q")
-        for place, before in zip(order, [None, *order], strict=False):
-            if before is not None and paths[place] == paths[before]:
-                raise CacheError("two objects of one path", got=paths[place].decode(), expected="unique paths")
-            self._add(paths[place], sizes[place], digests[32 * place : 32 * place + 32])
+        before = None
+        for place in order:
+            path = given._path(place)
+            if path == before:
+                raise CacheError("two objects of one path", got=path.decode(), expected="unique paths")
+            self._add(path, given._sizes[place], given._digests[32 * place : 32 * place + 32])
+            before = path
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -127,7 +130,7 @@ def root_digest(objects: Iterable[ObjectRecord]) -> str:
 
 
 def _row(item: ObjectRecord) -> str:
-    return json.dumps([item.path, item.size, item.sha256], separators=(",", ":"), ensure_ascii=True)
+    return f'[{json.dumps(item.path)},{item.size},"{item.sha256}"]'
 
 
 @dataclass(frozen=True)

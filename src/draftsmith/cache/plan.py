@@ -5,11 +5,10 @@ Imports neither torch nor zarr, so planning needs no GPU and no weights. Letters
 
 from __future__ import annotations
 
-# NOTE FOR PLAN: landed by the lead, see manifest.py. (Remove this note.)
-import difflib
 import hashlib
+import itertools
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -29,6 +28,7 @@ from draftsmith.cache.layout import (
     ShardPlan,
     array_layouts,
 )
+from draftsmith.cache.sample_ids import SampleIds, SampleIdsBuilder
 from draftsmith.errors import CacheError
 from draftsmith.manifest import json_digest
 
@@ -41,8 +41,7 @@ PLAN_VERSION = 2
 OPEN_SHARDS = 8
 MAX_OBJECT_BYTES = 5 * 1024**3
 COLUMNS = ("num_tokens", "num_labels", "shard", "offset", "label_offset")
-LINE_FEED = 10
-MOST_COMPARED = 20_000  # ids that a mistyped one is compared with
+KEY_BYTES = 8  # of a sha256, to order samples by
 
 T = TypeVar("T")
 Ints = NDArray[np.int32]
@@ -73,11 +72,11 @@ class CachePlan:
     Two plans of the same samples and spec are equal, in whatever order the samples came.
     """
 
-    def __init__(self, spec: CacheSpec, *, ids: bytes, ends: NDArray[np.int64], columns: Mapping[str, Ints]) -> None:
-        """`ids`: UTF-8 ids with a line feed after each; `ends`: where each ends; `columns`: int32 [N] each of
-        num_tokens, num_labels, shard, offset, label_offset, in the order of the global index."""
+    def __init__(self, spec: CacheSpec, *, ids: SampleIds, columns: Mapping[str, Ints]) -> None:
+        """`columns`: int32 [N] each of num_tokens, num_labels, shard, offset, label_offset; they and `ids` are in the
+        order of the global index."""
         self.spec = spec
-        self._ids, self._ends, self._columns = ids, ends, dict(columns)
+        self._ids, self._columns = ids, dict(columns)
         shard = self._columns["shard"]
         self._starts = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), len(shard))
 
@@ -89,7 +88,7 @@ class CachePlan:
 
     @property
     def num_samples(self) -> int:
-        return len(self._ends)
+        return len(self._ids)
 
     @property
     def num_shards(self) -> int:
@@ -124,19 +123,17 @@ class CachePlan:
         samples = tuple(self._sample(number) for number in range(start, stop))
         return ShardPlan(index, samples, _batches(self.spec, samples))
 
-    def sample_ids(self) -> list[bytes]:
+    def sample_ids(self) -> Iterator[bytes]:
         """The ids of all samples, UTF-8, by global index."""
-        return self._ids.split(b"\n")[:-1]
+        return iter(self._ids)
 
     def find(self, sample_id: str) -> PlannedSample:
         """The sample of this id. Raises CacheError, with a few ids like it, if there is none."""
-        try:
-            return self._sample(self.sample_ids().index(sample_id.encode()))
-        except ValueError:
-            known = [name.decode() for name in self.sample_ids()]
-            near = difflib.get_close_matches(sample_id, known, n=3, cutoff=0.0) if len(known) < MOST_COMPARED else known
-            expected = f"one of {len(known)}, such as {', '.join(near[:3])}"
-            raise CacheError(f"no sample {sample_id!r} in the cache", expected=expected) from None
+        index = self._ids.find(sample_id)
+        if index is None:
+            expected = f"one of {len(self._ids)}, such as {', '.join(self._ids.near(sample_id))}"
+            raise CacheError(f"no sample {sample_id!r} in the cache", expected=expected)
+        return self._sample(index)
 
     def object_bytes(self, layout: ArrayLayout, shard: ShardPlan) -> int:
         """Exact size of a shard's object under codec `plain`; 0 says that there is no object.
@@ -184,8 +181,7 @@ class CachePlan:
     def columns(self) -> dict[str, NDArray[Any]]:
         """The samples as columns by global index: `sample_id` uint8 (UTF-8, a line feed after each id), the others
         little-endian int32 [N]. `from_columns` makes an equal plan of them."""
-        ids = np.frombuffer(self._ids, dtype=np.uint8)
-        return {"sample_id": ids, **{name: self._columns[name] for name in COLUMNS}}
+        return {"sample_id": self._ids.column(), **{name: self._columns[name] for name in COLUMNS}}
 
     @classmethod
     def from_columns(cls, spec: CacheSpec, columns: Mapping[str, NDArray[Any]]) -> CachePlan:
@@ -193,19 +189,23 @@ class CachePlan:
         missing = [name for name in ("sample_id", *COLUMNS) if name not in columns]
         if missing:
             raise CacheError(f"broken cache plan: no column {missing[0]}")
-        ids = columns["sample_id"].astype(np.uint8).tobytes()
-        ends = np.flatnonzero(np.frombuffer(ids, dtype=np.uint8) == LINE_FEED)
+        ids = SampleIds.parse(columns["sample_id"].astype(np.uint8).tobytes())
         own = {name: np.ascontiguousarray(columns[name], dtype="<i4") for name in COLUMNS}
-        if any(values.shape != (len(ends),) for values in own.values()) or not len(ends) or ids[-1] != LINE_FEED:
+        if any(values.shape != (len(ids),) for values in own.values()):
             got = ", ".join(f"{name} {len(values)}" for name, values in own.items())
-            raise CacheError("broken cache plan: columns of different lengths", got=f"{len(ends)} ids, {got}")
+            raise CacheError("broken cache plan: columns of different lengths", got=f"{len(ids)} ids, {got}")
+        tokens, labels = own["num_tokens"], own["num_labels"]
+        if (tokens < 1).any() or (labels < 0).any() or (labels >= tokens).any():
+            raise CacheError("broken cache plan: numbers of tokens and labels")
         steps = np.diff(own["shard"], prepend=-1)
         if own["shard"][0] != 0 or ((steps != 0) & (steps != 1)).any():
             raise CacheError("broken cache plan: shards out of order")
-        plan = cls(spec, ids=ids, ends=ends, columns=own)
+        plan = cls(spec, ids=ids, columns=own)
         for name, sizes in (("offset", own["num_tokens"]), ("label_offset", plan._num_rows)):
             if not np.array_equal(own[name], _offsets(sizes, plan._starts)):
                 raise CacheError(f"broken cache plan: column {name} does not follow from the samples")
+        if (own["offset"] > spec.shard_tokens - tokens).any():
+            raise CacheError("broken cache plan: a shard holds too much", expected=f"{spec.shard_tokens} tokens")
         return plan
 
     @cached_property
@@ -225,10 +225,10 @@ class CachePlan:
         return np.where(used_chunks == 0, 0, sizes)
 
     def _sample(self, index: int) -> PlannedSample:
-        start = 0 if index == 0 else int(self._ends[index - 1]) + 1
-        name = self._ids[start : int(self._ends[index])].decode()
         tokens, labels, shard, offset, label_offset = (int(self._columns[column][index]) for column in COLUMNS)
-        return PlannedSample(name, index, shard, tokens, labels, int(self._num_rows[index]), offset, label_offset)
+        return PlannedSample(
+            self._ids[index], index, shard, tokens, labels, int(self._num_rows[index]), offset, label_offset
+        )
 
 
 def plan_cache(samples: Iterable[SampleLength], *, spec: CacheSpec) -> CachePlan:
@@ -238,31 +238,27 @@ def plan_cache(samples: Iterable[SampleLength], *, spec: CacheSpec) -> CachePlan
     is first fit over the last few open shards. Raises CacheError for no samples, two of one id, an empty or too long
     one, or more labels than a sequence can have.
     """
-    names: list[bytes] = []
-    places: list[bytes] = []
-    sizes: array[int] = array("i")
+    builder, keys, sizes = SampleIdsBuilder(), array("Q"), array("i")
     start, sha256 = f"{spec.seed}:".encode(), hashlib.sha256
     for sample in samples:
         _check(sample, spec)
         name = sample.id.encode()
-        names.append(name)
-        places.append(sha256(start + name).digest())
+        builder.add(name)
+        keys.append(int.from_bytes(sha256(start + name).digest()[:KEY_BYTES]))
         sizes.extend((sample.num_tokens, sample.num_labels))
-    if not names:
+    if not keys:
         raise CacheError("no samples to cache", got=0, expected="at least one", where="the answers of this target")
-    keys = np.frombuffer(b"".join(places), dtype=">u8").reshape(-1, 4).astype(np.uint64)
-    del places
-    order = np.lexsort(keys.T[::-1])
-    same = np.flatnonzero((keys[order[1:]] == keys[order[:-1]]).all(axis=1))
-    del keys
-    if len(same):
-        raise CacheError("two samples of one id", got=names[order[same[0]]].decode(), expected="unique ids")
+    ids = builder.build()
+    order = _order(np.frombuffer(keys, dtype=np.uint64), ids)
     table = np.frombuffer(sizes, dtype=np.int32).reshape(-1, 2)
-    shard = _pack(table[order, 0].tolist(), spec.shard_tokens)
+    shard = _pack(np.ascontiguousarray(table[order, 0]), spec.shard_tokens)
     order = order[np.argsort(shard, kind="stable")]
-    shard = np.sort(shard, kind="stable")
+    shard.sort()
+    # What is not needed any more goes as soon as can be: there may be hundreds of thousands of samples.
+    del builder, keys, sizes
+    ids = ids.take(order)
     num_tokens, num_labels = (np.ascontiguousarray(table[order, column], dtype="<i4") for column in (0, 1))
-    ids = b"\n".join([names[number] for number in order.tolist()]) + b"\n"
+    del table, order
     starts = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), len(shard))
     columns = {
         "num_tokens": num_tokens,
@@ -271,8 +267,7 @@ def plan_cache(samples: Iterable[SampleLength], *, spec: CacheSpec) -> CachePlan
         "offset": _offsets(num_tokens, starts),
         "label_offset": _offsets(_num_rows(spec, num_tokens, num_labels), starts),
     }
-    ends = np.cumsum(np.fromiter((len(names[number]) + 1 for number in order.tolist()), np.int64, len(names))) - 1
-    plan = CachePlan(spec, ids=ids, ends=ends, columns=columns)
+    plan = CachePlan(spec, ids=ids, columns=columns)
     if plan.largest_object_bytes > MAX_OBJECT_BYTES:
         expected = f"objects of at most {MAX_OBJECT_BYTES}, S3's limit for one put"
         got = f"{plan.largest_object_bytes} bytes"
@@ -301,27 +296,44 @@ def _check(sample: SampleLength, spec: CacheSpec) -> None:
         raise CacheError("an id of a sample", got=repr(sample.id), expected="one line of text")
 
 
-def _pack(lengths: Sequence[int], capacity: int) -> Ints:
+def _order(keys: NDArray[np.uint64], ids: SampleIds) -> NDArray[np.int64]:
+    """The samples in the order of their keys, those of one key in that of their ids, int64 [N].
+
+    Raises CacheError for two samples of one id.
+    """
+    order = np.argsort(keys)
+    tied = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    for run in np.split(tied, np.flatnonzero(np.diff(tied) > 1) + 1) if len(tied) else ():
+        places = slice(run[0], run[-1] + 2)
+        by_id = sorted(order[places].tolist(), key=ids.__getitem__)
+        for before, after in itertools.pairwise(by_id):
+            if ids[before] == ids[after]:
+                raise CacheError("two samples of one id", got=ids[after], expected="unique ids")
+        order[places] = by_id
+    return order
+
+
+def _pack(lengths: Ints, capacity: int) -> Ints:
     """First fit over a window of open shards; when none has room and the window is full, the fullest is closed.
 
     Returns the shard of each sample, int32 [N].
     """
-    shard_of = np.empty(len(lengths), dtype=np.int32)
+    shard_of = array("i")
     room: dict[int, int] = {}
     num_shards = 0
-    for place, length in enumerate(lengths):
+    for length in lengths.data:
         for shard, free in room.items():
             if free >= length:
                 room[shard] = free - length
-                shard_of[place] = shard
+                shard_of.append(shard)
                 break
         else:
             if len(room) == OPEN_SHARDS:
                 del room[min(room, key=lambda shard: (room[shard], shard))]
             room[num_shards] = capacity - length
-            shard_of[place] = num_shards
+            shard_of.append(num_shards)
             num_shards += 1
-    return shard_of
+    return np.array(shard_of, dtype=np.int32)
 
 
 def _batches(spec: CacheSpec, samples: Sequence[PlannedSample]) -> tuple[tuple[int, ...], ...]:
