@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from draftsmith.cache.arrays import Compute, SampleArrays, ShardRows
 from draftsmith.cache.claims import Claim, Owner, live_holder
@@ -79,16 +79,18 @@ class CacheWriter:
     """Fills the cache at `prefix` of `store` after `plan`. `facts` (JSON) are kept in the group and the manifest.
 
     `scales` fits the channel RMS of codec int8, by array; it is called at most once, and only if the store has none.
+    `contents`: a cache with its metadata, or `shards` alone, for a reader that has the plan; then `scales` has to give
+    the same each time.
     """
 
     def __init__(
         self, store: Store, *, prefix: str, plan: CachePlan, facts: dict[str, Any], owner: Owner, lease_s: float,
-        scales: Callable[[], Scales] | None = None,
+        scales: Callable[[], Scales] | None = None, contents: Literal["cache", "shards"] = "cache",
     ) -> None:  # fmt: skip
         if lease_s <= 0:
             raise CacheError("the lease of a claim must be > 0 s", got=lease_s, where="DRAFTSMITH_LEASE_S")
         self._store, self._prefix, self._plan, self._facts = store, check_prefix(prefix), plan, facts
-        self._owner, self._lease_s, self._fit = owner, lease_s, scales
+        self._owner, self._lease_s, self._fit, self._contents = owner, lease_s, scales, contents
         self._layouts = array_layouts(plan.spec)
         self._metadata: tuple[ObjectRecord, ...] | None = None
         self._codecs: dict[str, ShardCodec] = {}
@@ -106,7 +108,8 @@ class CacheWriter:
             for layout in self._layouts
         }
         records = []
-        for path, data in metadata_objects(self._plan, self._facts, scales=scales).items():
+        described = metadata_objects(self._plan, self._facts, scales=scales) if self._contents == "cache" else {}
+        for path, data in described.items():
             place = f"{self._prefix}/{path}"
             try:
                 self._store.put_if_absent(place, data)
@@ -201,6 +204,8 @@ class CacheWriter:
 
     def _settle_scales(self) -> Scales:
         """The scales that the prefix has, or those of the fit."""
+        if self._contents == "shards" and self._fit is not None:
+            return self._fit()
         where = f"{self._prefix} in store {self._store.uri}"
         try:
             known = read_metadata(lambda path: self._store.get(f"{self._prefix}/{path}"), where=where).scales

@@ -15,6 +15,7 @@ from draftsmith.cache.arrays import SampleArrays
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLength, plan_cache
 from draftsmith.cache.references import register
+from draftsmith.cache.scales import fit_plan
 from draftsmith.cache.stream_plan import storage_limit
 from draftsmith.cache.writer import MANIFEST_KIND, CacheWriter, WriteReport, plan_totals
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
@@ -144,9 +145,10 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
             stream_manifest(planned).write(workspace.cache_manifest(name))
         return
     store, plan, prefix = workspace_store(workspace), planned.plan, planned.prefix
+    computer = Computer(workspace, params, planned)
     writer = CacheWriter(
         store, prefix=prefix, plan=plan, facts=planned.facts, owner=Owner.this_process(processor=processor()),
-        lease_s=lease_s(),
+        lease_s=lease_s(), scales=lambda: fit_plan(plan, computer),
     )  # fmt: skip
     tags = {"target": name, "data_digest": planned.facts["data_digest"]}
     run_name = name if part is None else f"{name}-slice-{part[0]}-of-{part[1]}"
@@ -154,7 +156,7 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
         # Before the first object, so that no collector takes what is begun for abandoned.
         register(store, prefix, root=workspace.root)
         started = time.monotonic()
-        report = _write(writer, planned, Computer(workspace, params, planned), part=part)
+        report = _write(writer, planned, computer, part=part)
         rate = report.num_tokens / (time.monotonic() - started)
         tracked.log_metrics({"tokens_per_s": rate}, step=0)
         if report.claimed:

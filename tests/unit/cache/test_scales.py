@@ -10,14 +10,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 from draftsmith.cache import scales as scales_module
 from draftsmith.cache.arrays import SampleArrays
 from draftsmith.cache.plan import LastHidden, PlannedSample, SampleLength, plan_cache
 from draftsmith.cache.scales import fit_batches, fit_plan, fit_scales, settle_scales
+from draftsmith.cache.schema import read_metadata
+from draftsmith.cache.writer import CacheWriter
 from draftsmith.errors import CacheError
 from draftsmith.storage import LocalStore
-from tests.unit.cache.toy import HIDDEN_SIZE, NUM_LAYERS, PREFIX, Toy, toy_arrays, toy_plan, toy_spec
+from tests.unit.cache.toy import (
+    FACTS,
+    HIDDEN_SIZE,
+    NUM_LAYERS,
+    PREFIX,
+    Toy,
+    elsewhere,
+    fill,
+    toy_arrays,
+    toy_plan,
+    toy_spec,
+    toy_writer,
+)
 
 RECORD = f"records/{PREFIX}/scales.json"
 
@@ -154,3 +169,64 @@ def test_broken_records_are_named(store: LocalStore, data: bytes) -> None:
     store.put(RECORD, data)
     with pytest.raises(CacheError, match=f"broken record of scales.*delete {RECORD}"):
         settle_scales(store, PREFIX, known=None, fit=None)
+
+
+def test_int8_is_within_half_a_step(store: LocalStore) -> None:
+    """Each number within max|x / rms| / 254 of its row, in units of its channel's RMS; and a plain Zarr reader agrees.
+
+    That is half a step of the row's scale, which is kept in 16 bits and rounded up: 1 part in 256 is allowed for.
+    """
+    plan = toy_plan(codec="int8")
+    fill(store, plan, Toy(plan))
+    rms = json.loads(store.get(RECORD))
+    group = zarr.open_group(Path(store.uri) / PREFIX, mode="r")
+    for sample in plan.samples:
+        start = sample.shard * plan.spec.shard_tokens + sample.offset
+        stored = group["context"][start : start + sample.num_tokens]
+        exact = toy_arrays(sample, plan.spec).context
+        stored, exact = ((bits.astype(np.uint32) << 16).view(np.float32) for bits in (stored, exact))
+        channels = np.array(rms["context"]).reshape(exact.shape[1:])
+        step = np.abs(exact / channels).max(axis=-1, keepdims=True) / 127
+        # The decoded number is rounded to bfloat16 once more.
+        assert (np.abs(stored - exact) <= (step * (1 + 1 / 256) / 2) * channels + np.abs(exact) / 128).all()
+        assert not np.array_equal(stored, exact)
+
+
+def test_writers_of_int8_share_one_fit(store: LocalStore, tmp_path: Path) -> None:
+    """Whoever comes later takes what is there: from the record of the first, or from the metadata."""
+    plan = toy_plan(codec="int8")
+    expected = fill(LocalStore(tmp_path / "whole"), plan, Toy(plan))
+
+    def writer(fit: object) -> CacheWriter:
+        return CacheWriter(
+            store, prefix=PREFIX, plan=plan, facts=FACTS, owner=elsewhere(), lease_s=60.0, scales=fit  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def refused() -> dict[str, np.ndarray]:
+        raise AssertionError("fitted once more")
+
+    with pytest.raises(CacheError, match="has codec int8, and no scales yet"):
+        writer(None).prepare()
+    assert list(store.list("")) == []
+    toy_writer(store, plan).prepare()
+    store.delete(f"{PREFIX}/last_hidden/zarr.json")
+    writer(refused).write_shards(plan.shards[:1], Toy(plan))
+    store.delete(RECORD)
+    second = writer(refused)
+    second.write_shards(plan.shards, Toy(plan))
+    assert second.finish().digest == expected.digest
+
+
+def test_scales_of_another_fit_are_kept(store: LocalStore) -> None:
+    """A processor with other roundings fits other scales, and then writes with those of the first."""
+    plan = toy_plan(codec="int8")
+    doubled = {name: 2 * values for name, values in fit_plan(plan, Toy(plan)).items()}
+    first = CacheWriter(
+        store, prefix=PREFIX, plan=plan, facts=FACTS, owner=elsewhere(), lease_s=60.0, scales=lambda: doubled
+    )
+    first.prepare()
+    fill(store, plan, Toy(plan))
+    found = read_metadata(lambda path: store.get(f"{PREFIX}/{path}"), where="here").scales
+    assert {name: values.tolist() for name, values in found.items()} == {
+        name: values.tolist() for name, values in doubled.items()
+    }

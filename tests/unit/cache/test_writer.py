@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from draftsmith.cache.claims import Claim
+from draftsmith.cache.commits import read_commit
 from draftsmith.cache.plan import PlannedSample, SampleLength, array_layouts, plan_cache
 from draftsmith.cache.writer import SampleArrays
 from draftsmith.errors import CacheError, ShardClaimedError
@@ -302,3 +303,38 @@ def test_broken_records_are_named(store: LocalStore, kind: str) -> None:
     store.put(f"{RECORDS}/{kind}/000000.json", b"{not json")
     with pytest.raises(CacheError, match=f"broken .* record.*delete {RECORDS}/{kind}/000000.json"):
         toy_writer(store, plan).write_shard(plan.shards[0], Toy(plan))
+
+
+def test_a_commit_record_says_what_was_written(store: LocalStore) -> None:
+    plan = toy_plan(codec="plain")
+    started = time.monotonic()
+    fill(store, plan, Toy(plan))
+    wall_s = time.monotonic() - started
+    for shard in plan.shards:
+        commit = read_commit(store, PREFIX, shard.index)
+        assert commit is not None
+        assert (commit.shard, commit.processor) == (shard.index, "toy")
+        assert commit.num_tokens == sum(sample.num_tokens for sample in shard.samples)
+        # int32 ids, uint8 masks, 2 x 6 numbers of 16 bits a token, 6 a label.
+        assert commit.logical_bytes == commit.num_tokens * (4 + 1 + 24) + 12 * sum(s.num_labels for s in shard.samples)
+        assert 0 <= commit.compute_s < wall_s
+        assert {shard_of(f"{PREFIX}/{item.path}") for item in commit.objects} == {shard.index}
+        for item in commit.stored:
+            data, there = store.get(f"{PREFIX}/{item.record.path}"), store.head(f"{PREFIX}/{item.record.path}")
+            assert (item.record.size, item.record.sha256) == (len(data), sha256_hex(data))
+            assert there is not None
+            assert item.etag == there.etag
+    assert read_commit(store, PREFIX, plan.num_shards) is None
+
+
+def test_pending_shards_are_those_that_are_not_done(store: LocalStore) -> None:
+    plan = toy_plan()
+    writer = toy_writer(store, plan)
+    assert writer.pending(plan.shards) == list(plan.shards)
+    writer.write_shards([plan.shards[2], plan.shards[0]], Toy(plan))
+    store.delete(f"{PREFIX}/input_ids/c.0")
+    other = toy_writer(store, plan)
+    assert [shard.index for shard in other.pending(plan.shards)] == [
+        shard.index for shard in plan.shards if shard.index != 2
+    ]
+    assert [shard.index for shard in other.pending(plan.shards[2:])] == [s.index for s in plan.shards[3:]]

@@ -22,6 +22,7 @@ import numpy as np
 
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, Codec, LastHidden, PlannedSample, SampleLength, plan_cache
+from draftsmith.cache.scales import fit_plan
 from draftsmith.cache.writer import CacheWriter, Compute, SampleArrays
 from draftsmith.manifest import Manifest
 from draftsmith.storage import ObjectInfo, Store, open_store
@@ -121,7 +122,10 @@ def elsewhere() -> Owner:
 
 def toy_writer(store: Store, plan: CachePlan, *, owner: Owner | None = None, lease_s: float = 60.0) -> CacheWriter:
     owner = owner or Owner.this_process(processor="toy")
-    return CacheWriter(store, prefix=PREFIX, plan=plan, facts=FACTS, owner=owner, lease_s=lease_s)
+    return CacheWriter(
+        store, prefix=PREFIX, plan=plan, facts=FACTS, owner=owner, lease_s=lease_s,
+        scales=lambda: fit_plan(plan, Toy(plan)),
+    )  # fmt: skip
 
 
 def fill(store: Store, plan: CachePlan, toy: Compute) -> Manifest:
