@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
-from draftsmith.storage_base import STORE_VARIABLE, ObjectInfo, Store, check_path, check_prefix, records_prefix
+from draftsmith.storage_base import (
+    STORE_VARIABLE,
+    ObjectInfo,
+    Store,
+    check_path,
+    check_prefix,
+    describe_retries,
+    records_prefix,
+)
 from draftsmith.storage_local import LocalStore
 
 __all__ = [
     "STORE_VARIABLE", "CopyReport", "LocalStore", "ObjectInfo", "Store", "check_path", "check_prefix", "check_store",
-    "copy_prefix", "open_store", "records_prefix",
+    "copy_prefix", "describe_retries", "open_store", "records_prefix",
 ]  # fmt: skip
 
 

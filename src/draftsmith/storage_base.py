@@ -95,3 +95,9 @@ def check_prefix(prefix: str) -> str:
 def records_prefix(prefix: str) -> str:
     """Where the records about `prefix` lie: `records/<prefix>`."""
     return f"records/{check_prefix(prefix)}"
+
+
+def describe_retries(retries: Mapping[str, int]) -> str:
+    """Such as `9 slow down, 3 timeout`, the most frequent first; "" if there were none."""
+    ordered = sorted(retries.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {reason}" for reason, count in ordered if count)
