@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from draftsmith.manifest import Manifest, hash8
 from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
+from draftsmith.storage import Store, describe_retries
 from draftsmith.targets.base import Target
 from draftsmith.targets.fetch import load_chat_format
 from draftsmith.targets.host_copy import HostCopy
-from draftsmith.tracking import stage_run
+from draftsmith.tracking import StageRun, stage_run
 
 FORMAT_VERSION = 2
 DEFAULT_LEASE_S = 120.0
@@ -153,32 +155,37 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
     tags = {"target": name, "data_digest": planned.facts["data_digest"]}
     run_name = name if part is None else f"{name}-slice-{part[0]}-of-{part[1]}"
     with stage_run("cache", run_name, workspace=workspace, params=params.cache.model_dump(), tags=tags) as tracked:
-        # Before the first object, so that no collector takes what is begun for abandoned.
-        register(store, prefix, root=workspace.root)
-        started = time.monotonic()
-        report = _write(writer, planned, computer, part=part)
-        rate = report.num_tokens / (time.monotonic() - started)
-        tracked.log_metrics({"tokens_per_s": rate}, step=0)
-        if report.claimed:
-            raise ShardClaimedError(
-                f"{len(report.claimed)} shards of {prefix} are being written by other processes, all others are done",
-                got="; ".join(report.claimed),
-                expected="to run again when they have ended",
+        try:
+            if part is None:
+                # Before the first object, so that no collector takes what is begun for abandoned. A slice's machine may
+                # be gone tomorrow, and nobody could tell.
+                register(store, prefix, root=workspace.root)
+            started = time.monotonic()
+            report = _write(writer, planned, computer, part=part)
+            rate = report.num_tokens / (time.monotonic() - started)
+            tracked.log_metrics({"tokens_per_s": rate}, step=0)
+            if report.claimed:
+                raise ShardClaimedError(
+                    f"{len(report.claimed)} shards of {prefix} are held by other processes, all others are done",
+                    got="; ".join(report.claimed),
+                    expected="to run again when they have ended",
+                )
+            if part is not None:
+                return
+            manifest = writer.finish()
+            tracked.log_metrics(
+                {
+                    "num_tokens": plan.num_tokens,
+                    "num_shards": plan.num_shards,
+                    "logical_bytes": sum(plan.logical_bytes.values()),
+                    "stored_bytes": manifest.num_bytes,
+                },
+                step=0,
             )
-        if part is not None:
-            return
-        manifest = writer.finish()
-        tracked.log_metrics(
-            {
-                "num_tokens": plan.num_tokens,
-                "num_shards": plan.num_shards,
-                "logical_bytes": sum(plan.logical_bytes.values()),
-                "stored_bytes": manifest.num_bytes,
-            },
-            step=0,
-        )
-        uri = f"{store.uri}/{prefix}"
-        tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
+            uri = f"{store.uri}/{prefix}"
+            tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
+        finally:
+            _tell_retries(store, tracked)
     manifest.write(workspace.cache_manifest(name))
     register(store, prefix, root=workspace.root)
 
@@ -209,6 +216,14 @@ def parse_slice(text: str | None) -> tuple[int, int] | None:
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise ParamsError("--slice cannot be read", got=text, expected="i/n with 0 <= i < n")
     return int(index), int(count)
+
+
+def _tell_retries(store: Store, tracked: StageRun) -> None:
+    """Say on stderr and in MLflow what the store had to do again."""
+    told = describe_retries(store.retries)
+    if told:
+        sys.stderr.write(f"draftsmith: requests to {store.uri} that were repeated: {told}\n")
+    tracked.log_metrics({f"store_retries/{reason}": count for reason, count in store.retries.items()}, step=0)
 
 
 def _write(

@@ -19,6 +19,7 @@ from draftsmith.cache.claims import Claim
 from draftsmith.cache.commits import claim_path
 from draftsmith.cache.plan import LastHidden
 from draftsmith.cache.references import read_references
+from draftsmith.cache.schema import read_metadata
 from draftsmith.errors import ParamsError, ShardClaimedError
 from draftsmith.jobs import cache as job
 from draftsmith.jobs.cache import Computer, planned_cache
@@ -30,7 +31,7 @@ from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
 from draftsmith.text.answers import AnswerRow, Split, encode_answers
 from tests.line_fixtures import PARAMS, TARGET, VOCAB_SIZE, tiny_target
-from tests.unit.cache.toy import elsewhere
+from tests.unit.cache.toy import DyingStore, elsewhere
 
 __all__ = ["tiny_target"]
 
@@ -194,6 +195,7 @@ def test_slices_write_no_manifest(
     for index in range(2):
         job.run(workspace, params, TARGET, part=(index, 2))
         assert not workspace.cache_manifest(TARGET).exists()
+    assert list(read_references(workspace_store(workspace), planned_cache(workspace, params, TARGET).prefix)) == []
     forbid_targets(monkeypatch)
     job.run(workspace, params, TARGET, part=None)
     assert workspace.cache_manifest(TARGET).exists()
@@ -237,6 +239,58 @@ def test_a_cache_larger_than_the_store_may_hold_is_only_planned(
     monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", str(most))
     with pytest.raises(AssertionError, match="a target was opened"):
         job.run(workspace, params, TARGET, part=part)
+
+
+class SlowStore(DyingStore):
+    """A store that had to do some things again."""
+
+    retries = {"slow down": 2, "timeout": 1}  # noqa: RUF012
+
+
+def test_repeated_requests_are_told(
+    opened: tuple[Workspace, Params],
+    tracked: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On stderr and in MLflow, also when the job fails."""
+    workspace, params = opened
+    store = workspace_store(workspace)
+    monkeypatch.setattr(job, "workspace_store", lambda _: SlowStore(store, die_after=-1))
+    job.run(workspace, params, TARGET, part=None)
+    expected = f"draftsmith: requests to {store.uri} that were repeated: 2 slow down, 1 timeout\n"
+    assert capsys.readouterr().err.endswith(expected)
+    told = {name: value for name, value in tracked.metrics.items() if name.startswith("store_retries")}
+    assert told == {"store_retries/slow down": 2, "store_retries/timeout": 1}
+    first = next(iter(planned_cache(workspace, params, TARGET).plan.shards))
+    prefix = planned_cache(workspace, params, TARGET).prefix
+    store.delete(f"{prefix}/context/c.{first.index}.0.0")
+    forbid_targets(monkeypatch)
+    with pytest.raises(AssertionError, match="a target was opened"):
+        job.run(workspace, params, TARGET, part=None)
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_int8_fits_its_scales_with_the_target(
+    opened: tuple[Workspace, Params], tracked: Recorder, tiny_target: Path
+) -> None:
+    """The same cache by one run and by two slices; scales lie in its metadata and are near the states' own sizes."""
+    workspace, params = make_workspace(opened[0].root.parent / "int8", tiny_target, codec="int8")
+    job.run(workspace, params, TARGET, part=None)
+    manifest = Manifest.read(workspace.cache_manifest(TARGET), "cache")
+    store = workspace_store(workspace)
+    scales = read_metadata(lambda path: store.get(f"{manifest.prefix}/{path}"), where="here").scales
+    planned = planned_cache(workspace, params, TARGET)
+    computed = Computer(workspace, params, planned)(planned.plan.shards[0].batch(0) for _ in range(1))
+    values = np.concatenate([arrays.context[1:] for arrays in next(computed)]).astype(np.uint32) << 16
+    rms = np.sqrt(np.square(values.view(np.float32)).mean(axis=0)).ravel()
+    assert scales["context"].shape == rms.shape == (2 * 64,)
+    assert np.median(np.abs(scales["context"] / rms - 1)) < 0.2
+
+    other, params = make_workspace(opened[0].root.parent / "slices", tiny_target, codec="int8")
+    for part in [(1, 2), (0, 2), None]:
+        job.run(other, params, TARGET, part=part)
+    assert Manifest.read(other.cache_manifest(TARGET), "cache").digest == manifest.digest
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
