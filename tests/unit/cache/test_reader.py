@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,15 +33,20 @@ from tests.unit.cache.toy import (
 
 
 class CountingStore(DyingStore):
-    """A store that remembers which objects were read."""
+    """A store that remembers which objects were read, and of ranges how many bytes."""
 
     def __init__(self, store: LocalStore) -> None:
         super().__init__(store, die_after=-1)
         self.reads: list[str] = []
+        self.range_bytes: Counter[str] = Counter()
 
     def get(self, path: str) -> bytes:
         self.reads.append(path)
         return self._store.get(path)
+
+    def get_range(self, path: str, *, start: int, length: int) -> bytes:
+        self.range_bytes[path] += length
+        return self._store.get_range(path, start=start, length=length)
 
 
 def data_reads(store: CountingStore) -> list[str]:
@@ -204,6 +210,59 @@ def test_threads_share_a_reader(store: LocalStore, manifest: Manifest) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(read_all, range(4)))
+
+
+@pytest.mark.parametrize("codec", ["plain", "bf16", "int8"])
+@pytest.mark.parametrize("last_hidden", ["none", "labels", "all"])
+def test_one_sample_by_its_id(tmp_path: Path, codec: str, last_hidden: str) -> None:
+    """The same arrays as from whole shards, from the chunks (16 rows of 128) that hold them and the index alone."""
+    counting = CountingStore(LocalStore(tmp_path))
+    plan = toy_plan(codec=codec, last_hidden=last_hidden)  # type: ignore[arg-type]
+    reader = CacheReader(counting, manifest := fill(counting, plan, Toy(plan)))
+    whole = [reader.read(index) for index in range(len(reader))]
+    counting.reads.clear()
+    for sample, expected in zip(reader.samples, whole, strict=True):
+        counting.range_bytes.clear()
+        found = reader.read_one(sample.id)
+        assert found.planned == sample
+        for name in ("id", "input_ids", "supervised", "context", "last_hidden", "label_positions"):
+            assert np.array_equal(getattr(found.sample, name), getattr(expected, name)), name
+        assert {f"{PREFIX}/{item.path}": item.num_bytes for item in found.objects} == dict(counting.range_bytes)
+        for item in found.objects:
+            assert item.size == len(counting._store.get(f"{PREFIX}/{item.path}"))
+            assert item.path.split(".")[1] == str(sample.shard)
+            is_label = item.path.startswith("last_hidden")
+            assert item.first_row == (sample.label_offset if is_label else sample.offset)
+            assert item.num_rows == (sample.num_rows if is_label else sample.num_tokens)
+            chunks = (item.first_row + item.num_rows - 1) // 16 - item.first_row // 16 + 1
+            if codec == "plain":
+                row_bytes = {"input_ids": 4, "supervised": 1, "context": 24, "last_hidden": 12}[item.path.split("/")[0]]
+                assert item.num_bytes == 8 * 16 + 4 + chunks * (16 * row_bytes + 4)
+        assert len(found.objects) == {"none": 3, "labels": 4, "all": 4}[last_hidden]
+    assert counting.reads == []
+    assert manifest.facts["capture_layers"] == [1, 3]
+
+
+def test_an_unknown_id_gives_near_ones(store: LocalStore, manifest: Manifest) -> None:
+    with pytest.raises(
+        CacheError, match=r"no sample 'sample-111' in the cache: expected one of 18, such as .*sample-11"
+    ):
+        CacheReader(store, manifest).read_one("sample-111")
+
+
+def test_damage_to_one_sample_is_its_own(store: LocalStore, manifest: Manifest) -> None:
+    """The crc of the chunk that holds it says so; a sample in other chunks of the same object is read all the same."""
+    reader, (first, *_, last) = CacheReader(store, manifest), toy_plan().shards[0].samples
+    place = f"{PREFIX}/context/c.0.0.0"
+    data = bytearray(store.get(place))
+    data[0] ^= 1
+    store.put(place, bytes(data))
+    assert reader.read_one(last.id).sample.id == last.id
+    with pytest.raises(CacheError, match=f"{place} .*chunk 0 is damaged"):
+        reader.read_one(first.id)
+    store.delete(place)
+    with pytest.raises(ObjectMissingError, match=r"no object context/c\.0\.0\.0.*dvc repro -f -s cache@toy_target"):
+        reader.read_one(last.id)
 
 
 @pytest.mark.parametrize("path", ["context/c.0.0.0", "supervised/c.0", "last_hidden/c.0.0", "zarr.json"])
