@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.cache.plan import CachePlan, array_layouts
+from draftsmith.cache.layout import array_layouts
+from draftsmith.cache.plan import CachePlan
 from draftsmith.errors import CacheError, MachineError
 from draftsmith.manifest import sha256_hex
 
@@ -80,7 +81,7 @@ def plan_slots(
 
     `order(epoch)` gives all sample indices in the order of an epoch; `members` are those that training uses.
     """
-    shard_of = np.fromiter((sample.shard for sample in plan.samples), dtype=np.int32, count=plan.num_samples)
+    shard_of = plan.shard_of
     used = np.zeros(plan.num_samples, dtype=bool)
     used[list(members)] = True
     parts = []
@@ -115,7 +116,7 @@ def most_bytes(plan: CachePlan, shard: int) -> int:
     That is codec `plain`'s exact size and what zstd adds to bytes that it cannot shrink: under 1/256 and 128 bytes a
     chunk. `bf16` and `int8` store no more numbers than `plain` does.
     """
-    planned, spec = plan.shards[shard], plan.spec
+    planned, spec = plan.shard(shard), plan.spec
     total = RECORD_BYTES
     for layout in array_layouts(spec):
         size = plan.object_bytes(layout, planned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from draftsmith.drafters.registry import start_from_target
 from draftsmith.drafters.start import start_markov_head
 from draftsmith.errors import ContractError, TrainingError
 from draftsmith.jobs.parts import TargetFolder
-from draftsmith.manifest import Manifest
+from draftsmith.manifest import Manifest, json_digest
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Train
 from draftsmith.storage import Store
@@ -40,9 +40,10 @@ class Feed(Protocol):
     prefix: str
     uri: str
     source: SampleSource
+    members: Members
 
-    def start_samples(self, indices: Sequence[int]) -> Iterator[CachedSample]:
-        """The samples of `indices` (ascending) for the drafter's start; the caller may stop early."""
+    def start_samples(self) -> Iterator[CachedSample]:
+        """Training samples, in index order, for the drafter's start on rank 0; the caller may stop early."""
         ...
 
     def settle(self) -> None:
@@ -50,25 +51,57 @@ class Feed(Protocol):
         ...
 
     def passed(self, step: int) -> None:
-        """Called by every rank after update `step`, when every rank has read what it needs of it."""
+        """Called by every rank after update `step`: every rank has read all that it needs up to there."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """What there is to tell of the reading beside the loader's own figures."""
+        ...
+
+    def finish(self) -> None:
+        """Called once the drafter is written."""
+        ...
+
+    def close(self) -> None:
+        """Called at the end, however it ends."""
         ...
 
 
 class CacheFeed:
     """A cache that lies whole in the store."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
-        self.digest, self.prefix, self.uri = manifest.digest, manifest.prefix, f"{store.uri}/{manifest.prefix}"
-        self.source: SampleSource = CacheReader(store, manifest)
+    def __init__(self, store: Store, manifest: Manifest, *, recipe: Train) -> None:
+        self.digest, self.prefix, self.uri = cache_digest(manifest), manifest.prefix, f"{store.uri}/{manifest.prefix}"
+        self._reader = CacheReader(store, manifest)
+        self.source: SampleSource = self._reader
+        self.members = find_members(self.source.samples, self.source.facts, recipe=recipe)
 
-    def start_samples(self, indices: Sequence[int]) -> Iterator[CachedSample]:
-        return (self.source.read(index, epoch=-1) for index in indices)
+    def start_samples(self) -> Iterator[CachedSample]:
+        self.source.follow(self.members.train)
+        return (self.source.read(index, epoch=-1) for index in self.members.train)
 
     def settle(self) -> None:
         return
 
     def passed(self, step: int) -> None:
         return
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def finish(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def cache_digest(manifest: Manifest) -> str:
+    """What a drafter was trained from: the digest of the cache's objects, in streaming mode that of plan and facts.
+
+    A cache that streams has no objects to digest; the same plan and facts make the same shards each time.
+    """
+    return json_digest(manifest.facts) if manifest.is_stream else manifest.digest
 
 
 def check_cache(manifest: Manifest, place: TargetFolder) -> None:
@@ -130,13 +163,11 @@ def start_head(drafter: Drafter, samples: Iterator[CachedSample]) -> None:
         start_markov_head(drafter, rows=rows)
 
 
-def held_out_batches(
-    feed: Feed, indices: list[int], *, recipe: Train, shape: BatchShape, rank: int, num_ranks: int
-) -> list[BlockBatch]:
+def held_out_batches(feed: Feed, *, recipe: Train, shape: BatchShape, rank: int, num_ranks: int) -> list[BlockBatch]:
     """This rank's validation micro-batches; anchors are drawn once, the same at every validation."""
     batches: list[BlockBatch] = []
     samples: list[tuple[CachedSample, int]] = []
-    mine = indices[rank::num_ranks]
+    mine = feed.members.held_out[rank::num_ranks]
     # Made as they fill up: a sample that is kept keeps its whole shard in memory.
     for index in mine:
         sample = feed.source.read(index, epoch=-1)

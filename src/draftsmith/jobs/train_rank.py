@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -13,16 +14,18 @@ import draftsmith
 from draftsmith.drafters.registry import build_drafter, drafter_config
 from draftsmith.errors import DraftsmithError
 from draftsmith.jobs.parts import device_name, target_folder
-from draftsmith.jobs.stores import cache_manifest, workspace_store
+from draftsmith.jobs.stores import cache_manifest, reading_store, workspace_store
 from draftsmith.jobs.train_data import (
     CacheFeed,
+    Feed,
+    cache_digest,
     check_cache,
-    find_members,
     held_out_batches,
     start_backbone,
     start_head,
 )
 from draftsmith.jobs.train_session import Session, newest_whole
+from draftsmith.jobs.train_stream import StreamFeed, planned_stream
 from draftsmith.manifest import hash8, json_digest, sha256_hex
 from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
@@ -36,54 +39,69 @@ from draftsmith.training.loader import BatchShape, StepLoader, num_micro_batches
 CODE = ("nn", "drafters", "training")
 
 
-def run_rank(workspace: Workspace, params: Params, key: str, *, rank: int, num_ranks: int, init_method: str) -> None:
-    """Train as one of `num_ranks` ranks; rank 0 writes checkpoints, reports and the drafter."""
+def run_rank(
+    workspace: Workspace, params: Params, key: str, *, rank: int, num_ranks: int, init_method: str, start_id: str
+) -> None:
+    """Train as one of `num_ranks` ranks; rank 0 writes checkpoints, reports and the drafter.
+
+    `start_id` names this start of the job, the same on every rank.
+    """
     prepare_process(rank=rank, num_ranks=num_ranks)
     run = params.run(key)
     recipe, row = params.train_of(key), params.drafters[run.drafter]
     store, manifest = workspace_store(workspace), cache_manifest(workspace, run.target)
-    place = target_folder(workspace, params, run.target)
+    planned = planned_stream(workspace, params, manifest, run.target) if manifest.is_stream else None
+    place = target_folder(workspace, params, run.target) if planned is None else planned.place
     check_cache(manifest, place)
-    feed = CacheFeed(store, manifest)
     identity = {
         "code": code_digest(),
         "drafter": row.model_dump(),
         "train": recipe.model_dump(exclude={"checkpoint_every", "keep_checkpoints", "validate_every"}),
         "target": place.digest,
-        "cache": feed.digest,
+        "cache": cache_digest(manifest),
         "num_ranks": num_ranks,
     }
     checkpoints = CheckpointStore(store, f"train/{key}-{hash8(identity)}")
     folder = workspace.scratch_dir("train", key) / "checkpoints"
     fetched = newest_whole(checkpoints, folder=folder) if rank == 0 else 0
-    config = drafter_config(row, target=place.row, target_folder=place.folder)
-    dtype, device = getattr(torch, recipe.dtype), torch.device(device_name())
-    shared = load_shared(place.folder, family=FAMILIES[place.row.family]).to(dtype=dtype, device=device)
-    drafter = build_drafter(config, target_folder=place.folder, shared=shared)
-    drafter.reset(seed=recipe.seed)
-    members = find_members(feed.source.samples, feed.source.facts, recipe=recipe)
-    if recipe.init == "target_layers" and rank == 0 and fetched == 0:
-        # The other ranks' weights are rank 0's: DeepSpeed sends them when the engine is made.
-        start_backbone(drafter, place=place)
-        start_head(drafter, feed.start_samples(members.train))
-    feed.settle()
-    shape = BatchShape(
-        config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, device,
-        (len(config.capture_layers), config.geometry.hidden_size),
-    )  # fmt: skip
-    loader = StepLoader(
-        feed.source, members=members.train, shape=shape, size=recipe.global_batch, micro_batch=recipe.micro_batch,
-        seed=recipe.seed, rank=rank, num_ranks=num_ranks,
-    )  # fmt: skip
-    batches = held_out_batches(feed, members.held_out, recipe=recipe, shape=shape, rank=rank, num_ranks=num_ranks)
-    num_micro = num_micro_batches(recipe.global_batch, num_ranks=num_ranks, micro_batch=recipe.micro_batch)
-    engine = TrainEngine(drafter, recipe=recipe, loss=row.loss, num_micro=num_micro, init_method=init_method)
-    session = Session(
-        workspace, params, key, recipe=recipe, place=place, feed=feed, engine=engine, checkpoints=checkpoints,
-        folder=folder, fetched=fetched,
-    )  # fmt: skip
-    session.run(drafter, loader=loader, held_out=batches)
-    engine.close()
+    # The other ranks' weights are rank 0's: DeepSpeed sends them when the engine is made.
+    makes_start = recipe.init == "target_layers" and rank == 0 and fetched == 0
+    feed: Feed
+    if planned is None:
+        feed = CacheFeed(reading_store(workspace), manifest, recipe=recipe)
+    else:
+        feed = StreamFeed(
+            workspace, store, key, planned=planned, digest=cache_digest(manifest), recipe=recipe, first_step=fetched,
+            wants_head_start=makes_start and row.sequential is not None, rank=rank, start_id=start_id,
+        )  # fmt: skip
+    with closing(feed):
+        config = drafter_config(row, target=place.row, target_folder=place.folder)
+        dtype, device = getattr(torch, recipe.dtype), torch.device(device_name())
+        shared = load_shared(place.folder, family=FAMILIES[place.row.family]).to(dtype=dtype, device=device)
+        drafter = build_drafter(config, target_folder=place.folder, shared=shared)
+        drafter.reset(seed=recipe.seed)
+        if makes_start:
+            start_backbone(drafter, place=place)
+            start_head(drafter, feed.start_samples())
+        feed.settle()
+        shape = BatchShape(
+            config.block_size, recipe.anchors, recipe.gamma_w, config.mask_token_id, dtype, device,
+            (len(config.capture_layers), config.geometry.hidden_size),
+        )  # fmt: skip
+        loader = StepLoader(
+            feed.source, members=feed.members.train, shape=shape, size=recipe.global_batch,
+            micro_batch=recipe.micro_batch, seed=recipe.seed, rank=rank, num_ranks=num_ranks,
+        )  # fmt: skip
+        batches = held_out_batches(feed, recipe=recipe, shape=shape, rank=rank, num_ranks=num_ranks)
+        num_micro = num_micro_batches(recipe.global_batch, num_ranks=num_ranks, micro_batch=recipe.micro_batch)
+        engine = TrainEngine(drafter, recipe=recipe, loss=row.loss, num_micro=num_micro, init_method=init_method)
+        session = Session(
+            workspace, params, key, recipe=recipe, place=place, feed=feed, engine=engine, checkpoints=checkpoints,
+            folder=folder, fetched=fetched,
+        )  # fmt: skip
+        session.run(drafter, loader=loader, held_out=batches)
+        engine.close()
+        feed.finish()
     if rank == 0:
         remove_shared_memory(own=True)
 
@@ -99,11 +117,15 @@ def main() -> None:
     """Entry of a rank under torchrun."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--key", required=True)
-    key = parser.parse_args().key
+    parser.add_argument("--start-id", required=True)
+    options = parser.parse_args()
     workspace = Workspace.find(Path.cwd())
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        run_rank(workspace, load_params(workspace.params), key, rank=rank, num_ranks=num_ranks, init_method="env://")
+        run_rank(
+            workspace, load_params(workspace.params), options.key, rank=rank, num_ranks=num_ranks,
+            init_method="env://", start_id=options.start_id,
+        )  # fmt: skip
     except DraftsmithError as error:
         sys.stderr.write(f"draftsmith: rank {rank}: {error}\n")
         sys.stderr.flush()

@@ -159,7 +159,8 @@ class Session:
                 "slots_per_s": result.num_slots / report.step_s,
                 "data_wait_s": report.data_wait_s,
             }
-            tracked.log_metrics({**values, **acceptance, **rates}, step=report.step)
+            told = {f"stream_{name}": value for name, value in self.feed.figures().items()}
+            tracked.log_metrics({**values, **acceptance, **rates, **told}, step=report.step)
 
     def _on_validation(self, step: int, found: Validation, tracked: StageRun | None) -> None:
         self.validations.append({"step": step, "expected_accepted_length": found.expected_accepted_length})
@@ -208,6 +209,8 @@ class Session:
             "slots_per_s": round(self.counts["slots"] / self.trained_s, 1),
             "data_wait_share": round(self.counts["data_wait_s"] / self.trained_s, 4),
         }
+        if figures := self.feed.figures():
+            body["stream"] = figures
         write_bytes(report / "train_curve.csv", self._curve_csv())
         if tracked is not None:
             points = {name: [line[name] for line in self.curve] for name in ("loss", "ce", "tv")}
