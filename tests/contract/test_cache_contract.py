@@ -184,7 +184,7 @@ class CacheContract:
                 CacheReader(store, manifest).read(sample.index).context, toy_arrays(sample, plan.spec).context
             )
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_killed_anywhere_and_gone_on_with_by_others(self, store: Store, undisturbed: Manifest, seed: int) -> None:
         """Two processes die after some write; three, then one go on: nothing that was finished is touched again."""
         plan, draw = toy_plan(), random.Random(seed)

@@ -279,6 +279,18 @@ def test_a_batch_of_another_number_of_samples_is_refused(store: LocalStore) -> N
         toy_writer(store, plan).write_shard(plan.shards[0], lambda batches: iter([]))
 
 
+def test_more_batches_than_were_asked_for_are_refused(store: LocalStore) -> None:
+    plan = toy_plan()
+
+    def compute(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+        yield from Toy(plan)(batches)
+        yield [toy_arrays(plan.samples[0], plan.spec)]
+
+    with pytest.raises(CacheError, match=r"more batches than were asked for: expected \d of shard 0"):
+        toy_writer(store, plan).write_shard(plan.shards[0], compute)
+    assert not toy_writer(store, plan).is_done(plan.shards[0])
+
+
 def test_an_error_of_the_target_gives_the_claim_up(store: LocalStore) -> None:
     plan = toy_plan()
 
