@@ -7,21 +7,21 @@ Imports neither torch nor zarr. Letters: D hidden size, L captured layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
 from draftsmith.cache.layout import ArrayLayout, CacheSpec, Codec, SampleLength, array_layouts
-from draftsmith.cache.plan import CachePlan, plan_cache
+from draftsmith.cache.plan import OPEN_SHARDS, CachePlan, plan_cache
 from draftsmith.errors import CacheError
 
 CODECS: tuple[Codec, ...] = get_args(Codec)
 
 # Metadata: a zarr.json for each array with what else does not grow, the columns of a sample, the commit of a shard.
-FIXED_BYTES = 10_000
-BYTES_PER_SAMPLE = 24
-BYTES_PER_COMMIT = 1_600
+FIXED_BYTES = 7_000
+BYTES_PER_SAMPLE = 18
+BYTES_PER_COMMIT = 1_250
 # zarr.json of the group and of each array, and of each column of the samples that and its values.
 GROUP_OBJECTS, COLUMN_OBJECTS = 1, 12
 
@@ -31,8 +31,9 @@ PUTS_PER_SHARD = 2
 GETS_PER_SHARD = 5
 KEYS_PER_LIST = 1000
 
-# Samples that are planned in full if only a number of tokens is known; what is beyond them grows as the last half does.
-PLANNED_SAMPLES = 6_000
+# How much is planned in full if only a number of tokens is known.
+LEAST_SHARDS = 256
+LEAST_SAMPLES, MOST_SAMPLES = 2_000, 60_000
 SECONDS_PER_HOUR = 3600
 TB = 1e12
 
@@ -68,32 +69,32 @@ def planned_extent(plan: CachePlan) -> Extent:
 
 
 def scaled_extent(num_tokens: int, *, lengths: Sequence[SampleLength], spec: CacheSpec) -> Extent:
-    """That of so many tokens in samples like `lengths`, of which the first are planned in full.
+    """That of so many tokens in samples like `lengths`: all planned in full if they are few, else a part of them, whose
+    shards tell how full those of the whole get.
 
     Raises CacheError for lengths that cannot be planned.
     """
     mean = sum(item.num_tokens for item in lengths) / len(lengths)
     num_samples = max(1, round(num_tokens / mean))
-    whole = plan_cache(_repeat(lengths, min(num_samples, PLANNED_SAMPLES)), spec=spec)
-    if num_samples <= PLANNED_SAMPLES:
-        base, slope = whole, 0.0
-    else:
-        # The last shards of a plan are not full, which must not be counted again and again.
-        base = plan_cache(_repeat(lengths, PLANNED_SAMPLES // 2), spec=spec)
-        slope = (num_tokens - base.num_tokens) / (whole.num_tokens - base.num_tokens)
-
-    def scale(first: int, last: int) -> int:
-        return round(first + slope * (last - first))
-
-    def scale_each(first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
-        return {name: scale(first[name], last[name]) for name in first}
-
+    enough = max(LEAST_SAMPLES, min(MOST_SAMPLES, round(LEAST_SHARDS * spec.shard_tokens / mean)))
+    plan = plan_cache(_repeat(lengths, min(num_samples, enough)), spec=spec)
+    if num_samples <= enough:
+        return replace(planned_extent(plan), is_exact=False)
+    # The last shards of a plan are not full yet.
+    full = plan.shards[: max(plan.num_shards - OPEN_SHARDS, 1)]
+    num_shards = num_tokens / (sum(shard.num_tokens for shard in full) / len(full))
+    num_labels = round(num_tokens / mean * sum(item.num_labels for item in lengths) / len(lengths))
+    num_rows = {"none": 0, "labels": num_labels, "all": num_tokens}[spec.last_hidden]
+    num_objects, logical, plain = 0.0, {}, {}
+    for layout in array_layouts(spec):
+        sizes = [plan.object_bytes(layout, shard) for shard in full]
+        bare = sum(layout.used_rows(shard) for shard in full) * layout.row_bytes
+        logical[layout.name] = layout.row_bytes * (num_tokens if layout.rows == "tokens" else num_rows)
+        plain[layout.name] = logical[layout.name] + round(num_shards * (sum(sizes) - bare) / len(full))
+        num_objects += num_shards * np.count_nonzero(sizes) / len(full)
     return Extent(
-        num_samples, scale(base.num_tokens, whole.num_tokens), scale(base.num_labels, whole.num_labels),
-        scale(base.num_shards, whole.num_shards), scale(base.num_objects, whole.num_objects),
-        scale_each(base.logical_bytes, whole.logical_bytes), scale_each(base.stored_bytes, whole.stored_bytes),
-        is_exact=False,
-    )  # fmt: skip
+        num_samples, num_tokens, num_labels, round(num_shards), round(num_objects), logical, plain, is_exact=False
+    )
 
 
 def spread_lengths(mean_length: float, *, label_share: float, max_length: int) -> list[SampleLength]:
@@ -177,15 +178,17 @@ class CacheEstimate:
     def requests(self) -> Requests:
         """Of a build by one process without interruptions, and of one pass over the finished cache."""
         extent, num_arrays = self.extent, len(self.layouts)
-        metadata = GROUP_OBJECTS + num_arrays + COLUMN_OBJECTS
+        read = GROUP_OBJECTS + COLUMN_OBJECTS
+        # The scales of int8 lie in the arrays' own metadata.
+        scales = sum(layout.dtype == "uint16" for layout in self.layouts) if self.spec.codec == "int8" else 0
         pages = -(-extent.num_shards // KEYS_PER_LIST)
         # Each array before the first shard and for the manifest; commit records before, claims after.
         lists = num_arrays * (1 + pages) + 2
         return Requests(
-            puts=extent.num_objects + PUTS_PER_SHARD * extent.num_shards + metadata,
+            puts=extent.num_objects + PUTS_PER_SHARD * extent.num_shards + read + num_arrays,
             gets=GETS_PER_SHARD * extent.num_shards,
             lists=lists,
-            epoch_gets=extent.num_objects + metadata,
+            epoch_gets=extent.num_objects + read + scales,
         )
 
     @property

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from draftsmith.cache.commits import ShardCommit, read_commit
 from draftsmith.cache.estimate import (
-    PLANNED_SAMPLES,
     CacheEstimate,
     Sourced,
     planned_extent,
@@ -37,6 +36,7 @@ SHIPPED = "shipped, measured on SmolLM2-135M"
 DEFAULT_MEAN_LENGTH = 954
 DEFAULT_LABEL_SHARE = 0.85
 
+LIKE_ANSWERS = 2_000  # whose lengths a plan for a number of tokens follows
 SAMPLED_SHARDS = 32  # of each cache of the target
 LISTED_COMMITS = 5_000
 READERS = 8
@@ -119,7 +119,7 @@ def _like(
     """Lengths to plan like, and where they come from: the options, else the answers that are there, else assumed."""
     like: list[SampleLength] = []
     if known.are_there and (mean_length is None or label_share is None):
-        like = list(itertools.islice(known.lengths(), PLANNED_SAMPLES))
+        like = list(itertools.islice(known.lengths(), LIKE_ANSWERS))
     source = f"as in {len(like):,} answers of {known.prefix}" if like else "assumed"
     num_tokens = sum(item.num_tokens for item in like)
     mean, share = float(min(DEFAULT_MEAN_LENGTH, known.max_length)), DEFAULT_LABEL_SHARE
@@ -127,7 +127,7 @@ def _like(
         mean, share = num_tokens / len(like), sum(item.num_labels for item in like) / num_tokens
     sources = [source if given is None else "given" for given in (mean_length, label_share)]
     mean, share = (found if given is None else given for found, given in ((mean, mean_length), (share, label_share)))
-    told = [f"samples of {mean:,.4g} tokens ({sources[0]}), {share:.1%} of them with a label ({sources[1]})"]
+    told = [f"{mean:,.4g} tokens a sample ({sources[0]})", f"{share:.1%} of the tokens with a label ({sources[1]})"]
     is_like = bool(like) and mean_length is None and label_share is None
     lengths = like if is_like else spread_lengths(mean, label_share=share, max_length=known.max_length)
     return lengths, lambda: told
