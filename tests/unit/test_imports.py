@@ -44,7 +44,7 @@ OWNERS = {
     "deepspeed": {"draftsmith.training.engine"},
     "boto3": {"draftsmith.storage_s3_retry"},
     "botocore": {"draftsmith.storage_s3", "draftsmith.storage_s3_errors", "draftsmith.storage_s3_retry"},
-    "zarr": {"draftsmith.cache.codec", "draftsmith.cache.schema"},
+    "zarr": {"draftsmith.cache.codec_bf16", "draftsmith.cache.codec_int8", "draftsmith.cache.schema"},
 }
 
 # Files of `drafters` and `targets` that any sibling may import; the rest are one file a kind or family.
