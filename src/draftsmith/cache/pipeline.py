@@ -1,13 +1,15 @@
-"""One shard behind: threads encode and write it while the calling thread computes the next one."""
+"""Shards behind: threads encode and write a computed shard while the calling thread computes the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
+from threading import Event, Lock
 
 from draftsmith.cache.plan import ShardPlan
 from draftsmith.errors import DraftsmithError, ShardClaimedError
+
+MOST_BEHIND = 2
 
 
 class Tally:
@@ -19,48 +21,65 @@ class Tally:
 
 
 class Behind:
-    """The shard on its way to the store; all methods but `go_on` are for the thread that computes.
+    """The shards on their way to the store; all methods but `go_on` and `encoding` are for the thread that computes.
 
+    That thread computes a shard while one is behind it, and none while two are: two shards are in memory at most.
     A shard whose claim is lost on the way is added to `refused`; every other error is raised with the shard's number.
     """
 
     def __init__(self, tally: Tally, refused: list[ShardPlan]) -> None:
         self._tally, self._refused = tally, refused
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shard")
+        self._pool = ThreadPoolExecutor(MOST_BEHIND, thread_name_prefix="shard")
         self._stopped = Event()
-        self._current: tuple[ShardPlan, Future[None]] | None = None
+        self._under_way: list[tuple[ShardPlan, Future[None]]] = []
+        # One shard is encoded at a time, by many threads; the one before it is written meanwhile.
+        self.encoding = Lock()
 
     def __enter__(self) -> Behind:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """Let the shard be finished, whatever ended the one in front; but a stop of the process stops it as well."""
+        """Let the shards be finished, whatever ended the one in front; but a stop of the process stops them as well."""
         if error is not None and not isinstance(error, Exception):
             self._stopped.set()
         try:
-            self.wait()
-        except Exception as second:
-            if error is None:
-                raise
-            if not isinstance(second, InterruptedError):
-                error.add_note(f"besides: {second}")
+            while self._under_way:
+                try:
+                    self.wait()
+                except Exception as second:
+                    if error is None:
+                        raise
+                    if not isinstance(second, InterruptedError):
+                        error.add_note(f"besides: {second}")
         finally:
             self._pool.shutdown()
 
+    def make_room(self) -> None:
+        """Wait until one more shard may be computed. Raises the error of one behind."""
+        while len(self._under_way) >= MOST_BEHIND:
+            self._settle(*self._under_way[0])
+
     def start(self, shard: ShardPlan, work: Callable[[], None]) -> None:
-        """Begin with the next shard, when the one before has been waited for."""
-        self._current = shard, self._pool.submit(work)
+        """Begin to write a shard that was computed; there is room."""
+        self._under_way.append((shard, self._pool.submit(work)))
 
     def check(self) -> None:
-        """Raises the error of the shard if it has failed by now."""
-        if self._current is not None and self._current[1].done():
-            self.wait()
+        """Raises the error of a shard that has failed by now."""
+        for shard, future in [item for item in self._under_way if item[1].done()]:
+            self._settle(shard, future)
 
     def wait(self) -> None:
-        """Wait until the shard is committed, and count it. Raises its error."""
-        if self._current is None:
-            return
-        shard, future = self._current
+        """Wait until all shards are committed. Raises the error of the first that is not."""
+        while self._under_way:
+            self._settle(*self._under_way[0])
+
+    def go_on(self) -> None:
+        """For the threads, before each write. Raises InterruptedError if the process was told to stop."""
+        if self._stopped.is_set():
+            raise InterruptedError("the process was told to stop")
+
+    def _settle(self, shard: ShardPlan, future: Future[None]) -> None:
+        """Wait for a shard, and count it."""
         try:
             future.result()
         except ShardClaimedError as error:
@@ -76,11 +95,6 @@ class Behind:
             self._tally.num_written += 1
             self._tally.num_tokens += shard.num_tokens
         finally:
-            # After an interrupt the thread is waited for once more.
+            # After an interrupt of this thread it is waited for once more.
             if future.done():
-                self._current = None
-
-    def go_on(self) -> None:
-        """For the threads, before each write. Raises InterruptedError if the process was told to stop."""
-        if self._stopped.is_set():
-            raise InterruptedError("the process was told to stop")
+                self._under_way.remove((shard, future))

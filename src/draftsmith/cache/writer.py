@@ -253,8 +253,9 @@ class CacheWriter:
         return refused
 
     def _begin(self, shard: ShardPlan, compute: Compute, behind: Behind, tally: Tally) -> None:
-        """Claim and compute a shard, and hand it over to the threads when they are done with the one before."""
+        """Claim and compute a shard, and hand it over to the threads."""
         path = claim_path(self._prefix, shard.index)
+        behind.make_room()
         with ExitStack() as held:
             claim = held.enter_context(Claim.hold(self._store, path, owner=self._owner, lease_s=self._lease_s))
             if self.is_done(shard):
@@ -266,7 +267,6 @@ class CacheWriter:
             started = time.monotonic()
             rows = self._compute(shard, compute, claim, behind)
             compute_s = time.monotonic() - started
-            behind.wait()
             release = held.pop_all()
 
             def finish() -> None:
@@ -306,7 +306,8 @@ class CacheWriter:
         writing: list[Future[CommittedObject]] = []
         with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as uploads:
             for layout in self._layouts:
-                data = self._codecs[layout.name].encode(rows.take(layout.name))
+                with behind.encoding:
+                    data = self._codecs[layout.name].encode(rows.take(layout.name))
                 if data is not None:
                     path = layout.object_path(shard.index)
                     writing.append(uploads.submit(self._put, path, data, shard, claim, behind))
