@@ -28,7 +28,7 @@ from draftsmith.cache.codec_int8 import Int8Rows
 from draftsmith.cache.plan import ArrayLayout, CachePlan, CacheSpec, array_layouts
 from draftsmith.errors import CacheError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 GROUP_OBJECT = "zarr.json"
 GROUP_KEY = "draftsmith"
 COLUMN_ARRAYS = ("sample_id", "sample_num_tokens", "sample_num_labels", "sample_shard", "sample_offset",

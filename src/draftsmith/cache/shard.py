@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.cache.codec_bf16 import decode_planes, encode_planes
+from draftsmith.cache.codec_bf16 import Parts, decode_planes, encode_planes
 from draftsmith.cache.codec_int8 import ChannelScales, decode_rows, encode_rows
 from draftsmith.cache.layout import CRC_BYTES, INDEX_ENTRY_BYTES, ArrayLayout, CacheSpec
 from draftsmith.errors import CacheError
@@ -56,7 +56,7 @@ class ShardCodec:
         self._num_chunks = spec.shard_tokens // spec.chunk_tokens
         self._row_size = layout.row_bytes // np.dtype(layout.dtype).itemsize
         coded = layout.dtype == "uint16"
-        self._encode: Callable[[NDArray], Sequence[bytes | memoryview]] = lambda values: [values.data]
+        self._encode: Callable[[NDArray], Parts] = lambda values: [values.data]
         self._decode: Callable[[memoryview, NDArray], None] = _copy
         if coded and spec.codec == "bf16":
             self._encode = lambda values: encode_planes(values, channels=self._row_size)
@@ -84,13 +84,14 @@ class ShardCodec:
         starts = range(0, len(rows), self._rows)
         if not starts:
             return None
-        parts: list[bytes] = self._map(lambda start: self._chunk(rows[start : start + self._rows]), starts)
+        chunks: list[Parts] = self._map(lambda start: self._chunk(rows[start : start + self._rows]), starts)
         index = np.full((self._num_chunks, 2), ABSENT, dtype="<u8")
         place = 0
-        for number, part in enumerate(parts):
-            index[number] = place, len(part)
-            place += len(part)
-        return b"".join([*parts, _with_crc([index.data])])
+        for number, parts in enumerate(chunks):
+            index[number] = place, sum(len(part) for part in parts)
+            place += int(index[number, 1])
+        # Joined once: a fresh object of many MB costs as much as encoding it, and copies of parts do too.
+        return b"".join([part for parts in (*chunks, _with_crc([index.data])) for part in parts])
 
     def decode(self, data: bytes, *, num_rows: int, where: str) -> NDArray:
         """The first `num_rows` rows [num_rows, ...] of a shard's object. Raises CacheError, naming `where`, if the
@@ -143,8 +144,8 @@ class ShardCodec:
             self._fill(memoryview(data), item, out=out, first_row=first_row, where=where)
         return out
 
-    def _chunk(self, rows: NDArray) -> bytes:
-        """One inner chunk with its checksum; what is missing of the last one is fill."""
+    def _chunk(self, rows: NDArray) -> Parts:
+        """One inner chunk, in parts, with its checksum; what is missing of the last one is fill."""
         if len(rows) < self._rows:
             whole = np.full((self._rows, *self.layout.row_shape), self.layout.fill_value, dtype=self.layout.dtype)
             whole[: len(rows)] = rows
@@ -179,15 +180,20 @@ def _copy(data: memoryview, out: NDArray) -> None:
     out.view(np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
 
 
-def _with_crc(parts: Sequence[bytes | memoryview]) -> bytes:
-    """The parts joined, and the crc32c of the whole."""
-    body = b"".join(parts)
-    return b"".join((body, _CRC.pack(google_crc32c.value(body))))
+def _with_crc(parts: Sequence[bytes | memoryview]) -> Parts:
+    """The parts as bytes, and the crc32c of the whole as one more."""
+    crc, views = 0, [memoryview(part).cast("B") for part in parts]
+    for view in views:
+        crc = google_crc32c.extend(crc, np.frombuffer(view, dtype=np.uint8))
+    return [*views, _CRC.pack(crc)]
 
 
 def _without_crc(data: memoryview, where: str) -> memoryview:
     """What stands before the crc32c at the end. Raises CacheError if the two do not agree."""
     body = data[:-CRC_BYTES]
-    if len(data) < CRC_BYTES or google_crc32c.value(bytes(body)) != _CRC.unpack(data[-CRC_BYTES:])[0]:
+    if (
+        len(data) < CRC_BYTES
+        or google_crc32c.value(np.frombuffer(body, dtype=np.uint8)) != _CRC.unpack(data[-CRC_BYTES:])[0]
+    ):
         raise CacheError(f"{where} is damaged: its crc32c does not agree")
     return body

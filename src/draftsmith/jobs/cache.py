@@ -35,7 +35,7 @@ from draftsmith.targets.fetch import load_chat_format
 from draftsmith.targets.host_copy import HostCopy
 from draftsmith.tracking import StageRun, stage_run
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DEFAULT_LEASE_S = 120.0
 LEASE_VARIABLE = "DRAFTSMITH_LEASE_S"
 

@@ -40,24 +40,63 @@ def test_every_bit_pattern_comes_back(case: tuple[int, np.ndarray]) -> None:
     assert np.array_equal(decoded(encoded(values, channels=channels), size=values.size), values)
 
 
-def test_rows_beyond_the_blocks_that_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(0).integers(0, 65536, 7 * 1000, dtype=np.uint16)
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 90), st.integers(0, 9), st.sampled_from([0.0, 0.02, 0.09]), st.integers(0, 99))
+def test_numbers_of_like_size_come_back(channels: int, rows: int, fill: int, share: float, seed: int) -> None:
+    """Hidden states with some arbitrary bits among them, then rows of fill."""
+    draw = np.random.default_rng(seed)
+    values = bf16_bits(draw.standard_normal((rows, channels)) * 2.0 ** draw.integers(-12, 12, channels))
+    odd = draw.random(values.shape) < share
+    values[odd] = draw.integers(0, 65536, int(odd.sum()))
+    values = np.concatenate((values, np.full((fill, channels), 0x7FC0, np.uint16)))
+    back = decoded(encoded(values, channels=channels), size=values.size)
+    assert np.array_equal(back.reshape(values.shape), values)
+
+
+@pytest.mark.parametrize("rows", [999, 1000])
+def test_rows_beyond_the_blocks_that_are_worked_on(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = bf16_bits(np.random.default_rng(0).standard_normal((rows, 7))).reshape(-1)
     whole = encoded(values, channels=7)
-    monkeypatch.setattr(codec_bf16, "BLOCK_NUMBERS", 64)
+    monkeypatch.setattr(codec_bf16, "BLOCK_PAIRS", 64)
     assert encoded(values, channels=7) == whole
     assert np.array_equal(decoded(whole, size=values.size), values)
 
 
+def numbers(data: bytes) -> list[int]:
+    """Channels, rows, coded rows, outliers, length of the frame."""
+    return np.frombuffer(data[:20], "<u4").tolist()
+
+
 def test_layout_by_hand() -> None:
-    """Channels and length, the mean exponent of each channel, the zstd frame of exponents less the means, then
-    mantissas and signs: of 1.5 (0x3fc0) and -4 (0xc080) in one channel, 2 (0x4000) and 2 in the other."""
+    """1.5 (0x3fc0) and 2 (0x4000) above -4 (0xc080) and 2: exponents 127, 128 above 129, 128, so both means are 128
+    and the differences, counted from mean - 9, are 8 above 10 and 9 above 9."""
     data = encoded(np.array([0x3FC0, 0x4000, 0xC080, 0x4000], dtype="<u2"), channels=2)
-    assert int.from_bytes(data[:4], "little") == 2
-    length = int.from_bytes(data[4:8], "little")
-    assert list(data[8:10]) == [128, 128]  # exponents 127 and 129; 128 and 128
-    assert bytes(Zstd().decode(data[10 : 10 + length])) == bytes([255, 0, 1, 0])
-    # Mantissa bits 1000000 and sign 0; nothing; 0000000 and sign 1; nothing.
-    assert list(data[10 + length :]) == [0b10000000, 0, 1, 0]
+    length = numbers(data)[-1]
+    assert numbers(data) == [2, 2, 2, 0, length]
+    assert list(data[20:22]) == [128, 128]
+    # Channel by channel, upper number first: 8, 10, 9, 9; of these the first half in the lower four bits.
+    assert bytes(Zstd().decode(data[22 : 22 + length])) == bytes([0x98, 0x9A])
+    # Mantissa of 1.5 with the sign of -4, mantissa of -4 with the sign of 1.5; then nothing.
+    assert list(data[22 + length :]) == [0b11000000, 0, 0, 0]
+
+
+def test_an_outlier_by_hand() -> None:
+    """2^-37 as row 7 of twelve, the others 1: exponents 90 and 127, their mean 123, counted from 114."""
+    values = bf16_bits(np.array([1.0] * 7 + [2.0**-37] + [1.0] * 4))
+    data = encoded(values, channels=1)
+    length = numbers(data)[-1]
+    assert numbers(data) == [1, 12, 12, 1, length]
+    # Row 7 is the lower number of pair 1: the fourth byte. Its difference is 90 - 114, and 9 stands in its place.
+    assert [data[20], int.from_bytes(data[21:25], "little"), data[25]] == [123, 3, 256 + 90 - 114]
+    assert bytes(Zstd().decode(data[26 : 26 + length])) == bytes([0xDD, 0xDD, 0xDD, 0xD9, 0xDD, 0xDD])
+    assert not any(data[26 + length :])
+
+
+def test_numbers_of_all_sizes_are_stored_as_they_are() -> None:
+    values = np.random.default_rng(0).integers(0, 65536, 600, dtype=np.uint16)
+    data = encoded(values, channels=6)
+    assert numbers(data) == [6, 100, 100, 0, 0]
+    assert data[20:] == values.astype("<u2").tobytes()
 
 
 def test_ratio_is_that_of_each_channel_alone() -> None:
@@ -77,12 +116,22 @@ def test_ratio_is_that_of_each_channel_alone() -> None:
     assert 0.96 * 16 / (8 + alone) < ratio <= 16 / (8 + alone) * 1.01
 
 
-def test_fill_does_not_spoil_the_means() -> None:
-    """A chunk half of fill costs about half of a whole one."""
+@pytest.mark.parametrize("used", [0, 1, 500])
+def test_fill_at_the_end_takes_no_room(used: int) -> None:
     values = bf16_bits(np.random.default_rng(0).standard_normal((1000, 50)))
-    half = values.copy()
-    half[500:] = 0x7FC0
-    assert len(encoded(half, channels=50)) - half.size < 0.6 * (len(encoded(values, channels=50)) - values.size)
+    values[used:] = 0x7FC0
+    whole, alone = encoded(values, channels=50), encoded(values[:used], channels=50)
+    assert numbers(whole)[1:3] == [1000, used]
+    assert whole[8:] == alone[8:]
+    assert np.array_equal(decoded(whole, size=values.size), values.reshape(-1))
+
+
+def test_fill_is_a_whole_row() -> None:
+    """NaN in one channel of the last rows, wherever it stands, makes no row of fill."""
+    for channel in (0, 2):
+        values = np.full((4, 3), 0x3F80, np.uint16)
+        values[2:, channel] = 0x7FC0
+        assert np.array_equal(decoded(encoded(values, channels=3), size=12), values.reshape(-1))
 
 
 def test_rows_that_are_not_whole_are_refused() -> None:
@@ -90,18 +139,28 @@ def test_rows_that_are_not_whole_are_refused() -> None:
         encode_planes(np.zeros(3, np.uint16), channels=2)
 
 
-@pytest.mark.parametrize("cut", [0, 3, 7, 8, 20, -1])
-def test_cut_bytes_are_refused(cut: int) -> None:
-    data = encoded(np.arange(64, dtype=np.uint16), channels=4)
+@pytest.mark.parametrize("cut", [0, 3, 19, 20, 40, -1])
+@pytest.mark.parametrize("like", [True, False])
+def test_cut_bytes_are_refused(cut: int, like: bool) -> None:
+    draw = np.random.default_rng(0)
+    values = bf16_bits(draw.standard_normal(64)) if like else draw.integers(0, 65536, 64, dtype=np.uint16)
+    data = encoded(values, channels=4)
     with pytest.raises(ValueError, match="bf16_planes"):
         decoded(data[:cut], size=64)
 
 
 @pytest.mark.parametrize("size", [0, 60, 63, 68])
 def test_another_number_of_values_is_refused(size: int) -> None:
-    data = encoded(np.arange(64, dtype=np.uint16), channels=4)
-    with pytest.raises(ValueError, match="bf16_planes"):
+    data = encoded(bf16_bits(np.random.default_rng(0).standard_normal(64)), channels=4)
+    with pytest.raises(ValueError, match=f"16 rows of 4 numbers, {size} numbers expected"):
         decoded(data, size=size)
+
+
+def test_outliers_beyond_the_end_are_refused() -> None:
+    data = bytearray(encoded(bf16_bits(np.array([1.0] * 7 + [2.0**-37] + [1.0] * 4)), channels=1))
+    data[21] = 12
+    with pytest.raises(ValueError, match="outliers beyond"):
+        decoded(bytes(data), size=12)
 
 
 def test_other_widths_are_refused() -> None:

@@ -89,7 +89,7 @@ def test_metadata_that_does_not_agree_is_refused() -> None:
         change(body["attributes"]["draftsmith"])
         return {**objects, "zarr.json": json.dumps(body).encode()}
 
-    with pytest.raises(CacheError, match="another version: got 1, expected 2"):
+    with pytest.raises(CacheError, match="another version: got 1, expected 3"):
         read_metadata(getter(with_body(lambda body: body.update(version=1))), where="there")
     with pytest.raises(CacheError, match=r"cannot be read.*there"):
         read_metadata(getter(with_body(lambda body: body.pop("spec"))), where="there")
