@@ -111,8 +111,8 @@ def bench_local() -> None:
         "cache_write_local", ours=best["ours"], baseline=best["baseline"], unit="MB/s of logical bytes", bound=">= 0.5",
         command=f"{COMMAND} local",
         note=f"baseline: open().write into page cache; flushed to disk, as the cache is, it makes "
-        f"{best['flushed']:.0f} MB/s (ratio {best['ours'] / best['flushed']:.2f}); the whole writer with codec bf16, checksums, claims and "
-        f"commits, {NUM_SHARDS} shards of {SHARD_TOKENS} tokens, best of {REPEATS}",
+        f"{best['flushed']:.0f} MB/s (ratio {best['ours'] / best['flushed']:.2f}); the whole writer with codec bf16, "
+        f"checksums, claims and commits, {NUM_SHARDS} shards of {SHARD_TOKENS} tokens, best of {REPEATS}",
     )  # fmt: skip
 
 
