@@ -150,6 +150,17 @@ def cache_show(name: str, sample_id: str) -> None:
     click.echo(job.run(*opened, name, sample_id))
 
 
+@cache.command("fidelity")
+@KEY
+@click.option("--states-only", is_flag=True, help="Measure the decoded states; train no drafters.")
+def cache_fidelity(key: str, states_only: bool) -> None:
+    """What each codec changes: states, logits, and the drafter of KEY trained from a cache of each."""
+    opened = _open(key=key)
+    from draftsmith.jobs import fidelity as job
+
+    click.echo(job.run(*opened, key, states_only=states_only))
+
+
 @cache.command("gc")
 @click.option("--older-than", default="7d", show_default=True, help="Keep what is younger: 90m, 12h, 7d.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")

@@ -161,7 +161,8 @@ def expected_losses(case: Case, blocks: Iterator[tuple[CachedSample, int, Drafte
             ce += -w * (float(wanted @ draft.log()) if soft else math.log(float(draft[label])))
             tv += w * float((draft - wanted).abs().sum())
             acceptance.append(accept)
-            correct.append(int(draft.argmax()) == label)
+            # A soft label is the target's whole distribution: what is right is its own first place.
+            correct.append(int(draft.argmax()) == (int(wanted.argmax()) if soft else label))
             if drafted.confidence is not None:
                 c = 1 / (1 + math.exp(-float(drafted.confidence[slot])))
                 bce -= w * (accept * math.log(c) + (1 - accept) * math.log(1 - c))

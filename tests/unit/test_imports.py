@@ -16,8 +16,9 @@ PACKAGE = "draftsmith"
 
 # What may import what: a module imports those of lower levels, and its own folder.
 LEVELS = (
-    ("errors", "params", "paths", "manifest", "figures", "termination", "storage", "storage_s3", "provenance",
-     "tracking", "deployment_names"),
+    ("errors", "params", "paths", "manifest", "figures", "termination", "storage", "storage_base", "storage_local",
+     "storage_disk", "storage_s3", "storage_s3_errors", "storage_s3_retry", "provenance", "tracking",
+     "deployment_names"),
     ("nn", "text"),
     ("targets",),
     ("cache", "drafters"),
@@ -41,9 +42,9 @@ HEAVY = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 OWNERS = {
     "mlflow": {"draftsmith.tracking"},
     "deepspeed": {"draftsmith.training.engine"},
-    "boto3": {"draftsmith.storage_s3"},
-    "botocore": {"draftsmith.storage_s3"},
-    "zarr": {"draftsmith.cache.codec", "draftsmith.cache.schema"},
+    "boto3": {"draftsmith.storage_s3_retry"},
+    "botocore": {"draftsmith.storage_s3", "draftsmith.storage_s3_errors", "draftsmith.storage_s3_retry"},
+    "zarr": {"draftsmith.cache.codec_bf16", "draftsmith.cache.codec_int8", "draftsmith.cache.schema"},
 }
 
 # Files of `drafters` and `targets` that any sibling may import; the rest are one file a kind or family.

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,36 +68,148 @@ def test_a_manifest_comes_back_as_it_went(tmp_path: Path) -> None:
         manifest.facts,
         manifest.digest,
     )
-    assert back.objects == tuple(sorted(OBJECTS, key=lambda item: item.path))
+    assert list(back.objects) == sorted(OBJECTS, key=lambda item: item.path)
     # The file does not depend on the order the objects were made in: DVC compares its bytes.
     other = tmp_path / "other.json"
     Manifest("cache", "cache/tiny-12345678", OBJECTS[::-1], manifest.facts).write(other)
     assert other.read_bytes() == path.read_bytes()
+    assert not Path(json.loads(path.read_text())["prefix"]).is_absolute()
+
+
+def test_the_file_by_hand(tmp_path: Path) -> None:
+    """One object a line, in path order, for people and for diffs; and JSON for everyone else."""
+    path = tmp_path / "cache.json"
+    manifest = Manifest("cache", "cache/tiny-12345678", OBJECTS, {"target": "é"})
+    manifest.write(path)
+    lines = [
+        "{",
+        ' "version": 2,',
+        ' "kind": "cache",',
+        ' "prefix": "cache/tiny-12345678",',
+        f' "digest": "{manifest.digest}",',
+        ' "facts": {',
+        '  "target": "é"',
+        " },",
+        ' "objects": [',
+        f'  ["a/c",1,"{"1" * 64}"],',
+        f'  ["b",3,"{"2" * 64}"]',
+        " ]",
+        "}",
+    ]
+    assert path.read_text().splitlines() == lines
     body = json.loads(path.read_text())
-    assert body["digest"] == manifest.digest
-    assert body["objects"][0] == {"path": "a/c", "size": 1, "sha256": "1" * 64}
-    assert not Path(body["prefix"]).is_absolute()
+    assert body["objects"] == [["a/c", 1, "1" * 64], ["b", 3, "2" * 64]]
+    # Another program may have written the same JSON in another form.
+    for text in (json.dumps(body), json.dumps(body, indent=4)):
+        path.write_text(text)
+        assert list(Manifest.read(path, "cache").objects) == list(manifest.objects)
+
+
+def test_a_manifest_of_a_plan_has_no_objects(tmp_path: Path) -> None:
+    path = tmp_path / "cache.json"
+    Manifest("cache", "cache/tiny-12345678", (), {"mode": "stream"}).write(path)
+    back = Manifest.read(path, "cache")
+    assert (back.is_stream, len(back.objects), back.num_bytes) == (True, 0, 0)
+    assert back.digest == hashlib.sha256(b"[]").hexdigest()
+    assert not Manifest("cache", "cache/tiny-12345678", (), {}).is_stream
+    assert json.loads(path.read_text())["objects"] == []
+
+
+def many(count: int) -> Iterator[ObjectRecord]:
+    """Records whose paths come in no order."""
+    for number in range(count):
+        digest = hashlib.sha256(str(number).encode()).hexdigest()
+        yield ObjectRecord(f"context/c.{number * 7919 % count}.é", number, digest)
+
+
+def test_objects_by_path_and_by_place() -> None:
+    manifest = Manifest("cache", "cache/x-1", many(1000))
+    expected = sorted(many(1000), key=lambda item: item.path)
+    assert list(manifest.objects) == expected
+    assert [manifest.objects[place] for place in (0, 500, -1)] == [expected[0], expected[500], expected[-1]]
+    assert manifest.objects[3:5] == tuple(expected[3:5])
+    assert all(manifest.find(item.path) == item for item in expected)
+    for path in ("context/c.1000.é", "context/c.5", "", "a", "z"):
+        assert manifest.find(path) is None
+    assert manifest.num_bytes == sum(range(1000))
+    with pytest.raises(IndexError):
+        manifest.objects[1000]
+
+
+def test_the_digest_is_that_of_the_json(tmp_path: Path) -> None:
+    """However the objects are kept, the digest is the one that any JSON library gives."""
+    rows = sorted([item.path, item.size, item.sha256] for item in many(1000))
+    assert Manifest("cache", "cache/x-1", many(1000)).digest == json_digest(rows)
+
+
+def test_many_objects_take_little_memory(tmp_path: Path) -> None:
+    """20,000 records as objects with their strings take 6 MB and as parsed JSON 8; in columns 65 bytes each."""
+    path = tmp_path / "cache.json"
+    Manifest("cache", "cache/x-1", many(20_000)).write(path)
+    assert path.stat().st_size < 20_000 * 105
+    tracemalloc.start()
+    try:
+        manifest = Manifest.read(path, "cache")
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(manifest.objects) == 20_000
+    assert held < 20_000 * 80
+    assert peak < 20_000 * 170
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ((*OBJECTS, ObjectRecord("b", 4, "3" * 64)), "two objects of one path: got b"),
+        ((ObjectRecord("b", 4, "3" * 62),), "no sha256 of object b"),
+        ((ObjectRecord("b", 4, "g" * 64),), "no sha256 of object b"),
+    ],
+)
+def test_refused_objects(records: tuple[ObjectRecord, ...], expected: str) -> None:
+    with pytest.raises(CacheError, match=expected):
+        Manifest("cache", "cache/x-1", records)
 
 
 def test_manifests_that_are_not_what_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(CacheError, match=f"no cache manifest at {path}"):
         Manifest.read(path, "cache")
-    path.write_text('{"version": 1,')
-    with pytest.raises(CacheError, match="the cache manifest is not JSON"):
+    path.write_text('{"version": 2,')
+    with pytest.raises(CacheError, match="the cache manifest cannot be read"):
+        Manifest.read(path, "cache")
+    path.write_text("[2]")
+    with pytest.raises(CacheError, match="another version or kind: got list"):
         Manifest.read(path, "cache")
     Manifest("answers", "answers/x-1", OBJECTS).write(path)
-    with pytest.raises(CacheError, match="another version or kind: got answers v1, expected cache v1"):
+    with pytest.raises(CacheError, match="another version or kind: got answers v2, expected cache v2"):
         Manifest.read(path, "cache")
-    body = json.loads(path.read_text())
-    path.write_text(json.dumps({**body, "version": 2}))
-    with pytest.raises(CacheError, match="got answers v2, expected answers v1"):
+    text = path.read_text()
+    path.write_text(text.replace('"version": 2', '"version": 1'))
+    with pytest.raises(CacheError, match="got answers v1, expected answers v2"):
         Manifest.read(path, "answers")
-    body["objects"][0]["size"] += 1
-    path.write_text(json.dumps(body))
+    path.write_text(text.replace('["b",3,', '["b",4,'))
     with pytest.raises(CacheError, match="does not match its own digest") as caught:
         Manifest.read(path, "answers")
     assert str(path) in str(caught.value)
+    for broken in ('["b","3",', '["b",3.5,', '["b",', '["b",3,4,', '["a/c",1,'):
+        path.write_text(text.replace('["b",3,', broken))
+        with pytest.raises(CacheError):
+            Manifest.read(path, "answers")
+
+
+def test_every_cut_is_seen(tmp_path: Path) -> None:
+    """Not one file that ends early, or goes on after its end, passes for a manifest."""
+    path = tmp_path / "x.json"
+    Manifest("answers", "answers/x-1", OBJECTS).write(path)
+    text = path.read_text()
+    for end in range(len(text) - len("\n")):
+        path.write_text(text[:end])
+        with pytest.raises(CacheError, match="cannot be read"):
+            Manifest.read(path, "answers")
+    path.write_text(text + "{}")
+    with pytest.raises(CacheError, match="cannot be read"):
+        Manifest.read(path, "answers")
 
 
 def test_writing_leaves_one_file(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_unreadable_files_are_an_error_and_not_missing(tmp_path: Path, monkeypat
     def refuse(*arguments: object, **named: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("draftsmith.storage.open", refuse, raising=False)
+    monkeypatch.setattr("draftsmith.storage_local.open", refuse, raising=False)
     with pytest.raises(StoreError, match="cannot read a in store") as caught:
         store.head("a")
     assert type(caught.value) is StoreError

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from draftsmith.errors import (
     ShardClaimedError,
     StoreError,
 )
-from draftsmith.storage import Store
+from draftsmith.storage import ObjectInfo, Store
 
 ATTEMPTS = 8
 
@@ -66,6 +66,7 @@ class Claim:
         self._store, self._path, self._owner, self._lease_s = store, path, owner, lease_s
         self._token = uuid.uuid4().hex
         self._etag = ""
+        self._version_id: str | None = None
         self._renewed_s = (0.0, 0.0)
         self._lost_to: str | None = None
         self._stop = threading.Event()
@@ -102,7 +103,7 @@ class Claim:
         for _ in range(ATTEMPTS):
             now, data = self._now(), self._record()
             try:
-                self._held(self._store.put_if_absent(self._path, data).etag, now)
+                self._held(self._store.put_if_absent(self._path, data), now)
                 return
             except ObjectExistsError:
                 pass
@@ -115,7 +116,7 @@ class Claim:
                 continue
             if token == self._token:
                 # Our own write, whose answer was lost on the way.
-                self._held(there.etag, now)
+                self._held(there, now)
                 return
             if left_s > 0 and not owner.is_dead():
                 raise ShardClaimedError(
@@ -124,7 +125,9 @@ class Claim:
                     expected="to wait for it to end, or to stop that process",
                 )
             try:
-                self._held(self._store.put_if_match(self._path, data, etag=there.etag).etag, now)
+                taken = self._store.put_if_match(self._path, data, etag=there.etag)
+                self._version_id = there.version_id
+                self._held(taken, now)
                 return
             except ObjectChangedError:
                 continue
@@ -134,7 +137,7 @@ class Claim:
         while not self._stop.wait(self._lease_s / 3):
             now = self._now()
             try:
-                self._held(self._store.put_if_match(self._path, self._record(), etag=self._etag).etag, now)
+                self._held(self._store.put_if_match(self._path, self._record(), etag=self._etag), now)
             except ObjectChangedError:
                 self._settle(now)
             except StoreError:
@@ -152,12 +155,12 @@ class Claim:
             self._lost_to = owner.name
             self._stop.set()
         elif there is not None:
-            self._held(there.etag, now)
+            self._held(there, now)
 
     def _remove(self) -> None:
         try:
             if self._lost_to is None and _parse(self._store.get(self._path), self._path)[0] == self._token:
-                self._store.delete(self._path)
+                self._store.delete(self._path, version_id=self._version_id)
         except (StoreError, CacheError):
             # What is left behind ends with its lease, or with this process.
             return
@@ -166,8 +169,14 @@ class Claim:
         body = {"owner": asdict(self._owner), "token": self._token, "renewed_s": time.time(), "lease_s": self._lease_s}
         return json.dumps(body, sort_keys=True).encode()
 
-    def _held(self, etag: str, now: tuple[float, float]) -> None:
-        self._etag, self._renewed_s = etag, now
+    def _held(self, written: ObjectInfo, now: tuple[float, float]) -> None:
+        """The claim is ours as `written`; in a versioned bucket the record before it goes for good."""
+        before, self._version_id = self._version_id, written.version_id
+        self._etag, self._renewed_s = written.etag, now
+        if before is not None and before != written.version_id:
+            # An old version that stays does no harm but the room it takes.
+            with suppress(StoreError):
+                self._store.delete(self._path, version_id=before)
 
     def _now(self) -> tuple[float, float]:
         return time.time(), time.monotonic()
@@ -175,6 +184,18 @@ class Claim:
     def _age_s(self) -> float:
         """Seconds since the last renewal by the clock that says more: one stands still in sleep, one may be set."""
         return max(now - then for now, then in zip(self._now(), self._renewed_s, strict=True))
+
+
+def live_holder(store: Store, path: str) -> str | None:
+    """The name of the live process that holds the claim at `path`, or None: no claim, its lease over, its process gone.
+
+    Raises CacheError for a record that is no claim.
+    """
+    try:
+        _, owner, left_s = _parse(store.get(path), path)
+    except ObjectMissingError:
+        return None
+    return owner.name if left_s > 0 and not owner.is_dead() else None
 
 
 def _parse(data: bytes, path: str) -> tuple[str, Owner, float]:

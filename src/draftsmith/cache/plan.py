@@ -1,234 +1,234 @@
 """The layout of a target cache, planned from lengths alone: shards, rows, inference batches and exact bytes.
 
-Imports neither torch nor zarr, so planning needs no GPU and no weights. Letters: T tokens, L captured layers, D hidden.
+Imports neither torch nor zarr, so planning needs no GPU and no weights. Letters: N samples.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
-from math import prod
-from typing import Any, Literal
+from typing import Any, TypeVar, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.cache.layout import (
+    CRC_BYTES,
+    INDEX_ENTRY_BYTES,
+    ArrayLayout,
+    CacheSpec,
+    Codec,
+    LastHidden,
+    PlannedSample,
+    SampleLength,
+    ShardPlan,
+    array_layouts,
+)
+from draftsmith.cache.sample_ids import SampleIds, SampleIdsBuilder
 from draftsmith.errors import CacheError
 from draftsmith.manifest import json_digest
 
-PLAN_VERSION = 1
+__all__ = [
+    "ArrayLayout", "CachePlan", "CacheSpec", "Codec", "LastHidden", "PlannedSample", "SampleLength", "ShardPlan",
+    "array_layouts", "plan_cache",
+]  # fmt: skip
+
+PLAN_VERSION = 2
 OPEN_SHARDS = 8
 MAX_OBJECT_BYTES = 5 * 1024**3
-CRC_BYTES = 4
-INDEX_ENTRY_BYTES = 16
+COLUMNS = ("num_tokens", "num_labels", "shard", "offset", "label_offset")
+KEY_BYTES = 8  # of a sha256, to order samples by
 
-Codec = Literal["plain", "bf16"]
-LastHidden = Literal["none", "labels", "all"]
-
-_COLUMNS = ("id", "num_tokens", "num_labels", "shard", "offset", "label_offset")
+T = TypeVar("T")
+Ints = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class CacheSpec:
-    """What the layout depends on besides the samples. Lengths are in tokens.
+class _Lazy(Sequence[T]):
+    """A sequence whose items are made when they are asked for."""
 
-    `last_hidden` says which rows of the target's last hidden state are kept: none, those of label positions
-    (p with tokens p and p+1 both supervised), or all.
+    def __init__(self, size: int, make: Callable[[int], T]) -> None:
+        self._size, self._make = size, make
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._make(number) for number in range(self._size)[index]]
+        return self._make(range(self._size)[index])
+
+
+class CachePlan:
+    """The whole layout, in columns: samples and shards are made when they are asked for.
+
+    Two plans of the same samples and spec are equal, in whatever order the samples came.
     """
 
-    num_layers: int
-    hidden_size: int
-    codec: Codec
-    last_hidden: LastHidden
-    shard_tokens: int
-    chunk_tokens: int
-    batch_tokens: int
-    seed: int
+    def __init__(self, spec: CacheSpec, *, ids: SampleIds, columns: Mapping[str, Ints]) -> None:
+        """`columns`: int32 [N] each of num_tokens, num_labels, shard, offset, label_offset; they and `ids` are in the
+        order of the global index."""
+        self.spec = spec
+        self._ids, self._columns = ids, dict(columns)
+        shard = self._columns["shard"]
+        self._starts = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), len(shard))
 
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "shard_tokens", "chunk_tokens", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise CacheError(f"{name} must be >= 1", got=getattr(self, name), where="params.yaml: cache")
-        if self.codec not in ("plain", "bf16"):
-            raise CacheError(
-                "unknown codec", got=self.codec, expected="plain or bf16", where="params.yaml: targets.*.codec"
-            )
-        if self.last_hidden not in ("none", "labels", "all"):
-            raise CacheError("unknown choice of last_hidden", got=self.last_hidden, expected="none, labels or all")
-        if self.shard_tokens % self.chunk_tokens:
-            expected = f"a multiple of chunk_tokens {self.chunk_tokens}"
-            raise CacheError("shard_tokens", got=self.shard_tokens, expected=expected, where="params.yaml: cache")
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CachePlan) and self.digest == other.digest
 
-
-@dataclass(frozen=True)
-class SampleLength:
-    """One sample to be cached. `num_labels` counts positions p with tokens p and p+1 both supervised."""
-
-    id: str
-    num_tokens: int
-    num_labels: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSample:
-    """Where a sample lies. `offset`, `label_offset`: rows within its shard; `num_rows`: its rows of last_hidden."""
-
-    id: str
-    index: int
-    shard: int
-    num_tokens: int
-    num_labels: int
-    num_rows: int
-    offset: int
-    label_offset: int
-
-
-@dataclass(frozen=True)
-class ShardPlan:
-    """One shard: its samples in row order, and the batches (indices into `samples`) that the target computes."""
-
-    index: int
-    samples: tuple[PlannedSample, ...]
-    batches: tuple[tuple[int, ...], ...]
-
-    @cached_property
-    def num_tokens(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples)
-
-    @cached_property
-    def num_labels(self) -> int:
-        return sum(sample.num_labels for sample in self.samples)
-
-    @cached_property
-    def num_rows(self) -> int:
-        """Rows of last_hidden that this shard uses."""
-        return sum(sample.num_rows for sample in self.samples)
-
-    def batch(self, number: int) -> tuple[PlannedSample, ...]:
-        """The samples of one inference batch, longest first."""
-        return tuple(self.samples[index] for index in self.batches[number])
-
-
-@dataclass(frozen=True)
-class ArrayLayout:
-    """One array of the cache: its rows belong to tokens, or to label positions (`last_hidden`)."""
-
-    name: str
-    row_shape: tuple[int, ...]
-    dtype: Literal["int32", "uint8", "uint16"]
-    fill_value: int
-    rows: Literal["tokens", "labels"]
-
-    @property
-    def row_bytes(self) -> int:
-        return prod(self.row_shape) * {"int32": 4, "uint8": 1, "uint16": 2}[self.dtype]
-
-    def object_path(self, shard: int) -> str:
-        """Path of a shard's object below the cache's prefix; flat, because the chunk keys are parted by '.'."""
-        return f"{self.name}/c." + ".".join(str(part) for part in (shard, *[0] * len(self.row_shape)))
-
-    def used_rows(self, shard: ShardPlan) -> int:
-        return shard.num_tokens if self.rows == "tokens" else shard.num_rows
-
-
-# Fill values are ones that real data cannot hold (bfloat16 0x7fc0 is a NaN, which the writer refuses), so that a chunk
-# of nothing but fill is an unused one, and is not stored.
-BF16_FILL = 0x7FC0
-
-
-def array_layouts(spec: CacheSpec) -> tuple[ArrayLayout, ...]:
-    """The arrays of a cache, in the order in which a shard's objects are written."""
-    layouts = (
-        ArrayLayout("input_ids", (), "int32", -1, "tokens"),
-        ArrayLayout("supervised", (), "uint8", 255, "tokens"),
-        ArrayLayout("context", (spec.num_layers, spec.hidden_size), "uint16", BF16_FILL, "tokens"),
-        ArrayLayout("last_hidden", (spec.hidden_size,), "uint16", BF16_FILL, "labels"),
-    )
-    return layouts if spec.last_hidden != "none" else layouts[:-1]
-
-
-@dataclass(frozen=True)
-class CachePlan:
-    """The whole layout. Two plans of the same samples and spec are equal, in whatever order the samples came."""
-
-    spec: CacheSpec
-    shards: tuple[ShardPlan, ...]
-
-    @cached_property
-    def samples(self) -> tuple[PlannedSample, ...]:
-        """All samples by their global index: shard by shard, in row order."""
-        return tuple(sample for shard in self.shards for sample in shard.samples)
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def num_samples(self) -> int:
-        return sum(len(shard.samples) for shard in self.shards)
+        return len(self._ids)
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._starts) - 1
 
     @property
     def num_tokens(self) -> int:
-        return sum(shard.num_tokens for shard in self.shards)
+        return int(self._columns["num_tokens"].sum(dtype=np.int64))
 
     @property
     def num_labels(self) -> int:
-        return sum(shard.num_labels for shard in self.shards)
+        return int(self._columns["num_labels"].sum(dtype=np.int64))
+
+    @property
+    def shard_of(self) -> Ints:
+        """The shard of each sample, int32 [N]."""
+        return self._columns["shard"]
+
+    @property
+    def samples(self) -> Sequence[PlannedSample]:
+        """All samples by their global index: shard by shard, in row order."""
+        return _Lazy(self.num_samples, self._sample)
+
+    @property
+    def shards(self) -> Sequence[ShardPlan]:
+        """All shards by their index."""
+        return _Lazy(self.num_shards, self.shard)
+
+    def shard(self, index: int) -> ShardPlan:
+        """One shard with its samples and batches."""
+        start, stop = (int(place) for place in self._starts[index : index + 2])
+        samples = tuple(self._sample(number) for number in range(start, stop))
+        return ShardPlan(index, samples, _batches(self.spec, samples))
+
+    def sample_ids(self) -> Iterator[bytes]:
+        """The ids of all samples, UTF-8, by global index."""
+        return iter(self._ids)
+
+    def find(self, sample_id: str) -> PlannedSample:
+        """The sample of this id. Raises CacheError, with a few ids like it, if there is none."""
+        index = self._ids.find(sample_id)
+        if index is None:
+            expected = f"one of {len(self._ids)}, such as {', '.join(self._ids.near(sample_id))}"
+            raise CacheError(f"no sample {sample_id!r} in the cache", expected=expected)
+        return self._sample(index)
 
     def object_bytes(self, layout: ArrayLayout, shard: ShardPlan) -> int:
         """Exact size of a shard's object under codec `plain`; 0 says that there is no object.
 
         Zarr's sharding format: the used inner chunks, each with its crc32c, then the index of all with its own.
         """
-        used_chunks = -(-layout.used_rows(shard) // self.spec.chunk_tokens)
-        if used_chunks == 0:
-            return 0
-        index = INDEX_ENTRY_BYTES * (self.spec.shard_tokens // self.spec.chunk_tokens) + CRC_BYTES
-        return used_chunks * (self.spec.chunk_tokens * layout.row_bytes + CRC_BYTES) + index
+        return int(self._object_bytes(layout, np.array([layout.used_rows(shard)]))[0])
 
-    @property
+    @cached_property
     def stored_bytes(self) -> dict[str, int]:
-        """Stored bytes by array: exact under codec `plain`, what `bf16` starts from otherwise. Metadata not counted."""
+        """Stored bytes by array: exact under codec `plain`, what others start from otherwise. Metadata not counted."""
         return {
-            layout.name: sum(self.object_bytes(layout, shard) for shard in self.shards)
+            layout.name: int(self._object_bytes(layout, self._used_rows(layout)).sum())
             for layout in array_layouts(self.spec)
         }
 
-    @property
+    @cached_property
     def logical_bytes(self) -> dict[str, int]:
         """Bytes of the numbers themselves by array: no padding, no checksums, no index."""
         return {
-            layout.name: sum(layout.used_rows(shard) for shard in self.shards) * layout.row_bytes
-            for layout in array_layouts(self.spec)
+            layout.name: int(self._used_rows(layout).sum()) * layout.row_bytes for layout in array_layouts(self.spec)
         }
 
     @property
-    def digest(self) -> str:
-        """sha256 of `to_json()`; the batches follow from it."""
-        return json_digest(self.to_json())
+    def num_objects(self) -> int:
+        """Data objects of all shards."""
+        return sum(int(np.count_nonzero(self._used_rows(layout))) for layout in array_layouts(self.spec))
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON value from which `from_json` makes an equal plan: the spec, and the samples as columns."""
-        columns = {name: [getattr(sample, name) for sample in self.samples] for name in _COLUMNS}
-        return {"version": PLAN_VERSION, "spec": asdict(self.spec), "samples": columns}
+    @property
+    def largest_object_bytes(self) -> int:
+        """Size of the largest object under codec `plain`."""
+        return max(
+            int(self._object_bytes(layout, self._used_rows(layout)).max()) for layout in array_layouts(self.spec)
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the spec in canonical JSON and the bytes of the columns; the batches follow from them."""
+        sha256 = hashlib.sha256(json_digest({"version": PLAN_VERSION, "spec": asdict(self.spec)}).encode())
+        for name, values in self.columns().items():
+            sha256.update(f"{name} {values.dtype.str} {len(values)}".encode())
+            sha256.update(values.data)
+        return sha256.hexdigest()
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The samples as columns by global index: `sample_id` uint8 (UTF-8, a line feed after each id), the others
+        little-endian int32 [N]. `from_columns` makes an equal plan of them."""
+        return {"sample_id": self._ids.column(), **{name: self._columns[name] for name in COLUMNS}}
 
     @classmethod
-    def from_json(cls, body: object) -> CachePlan:
-        """Raises CacheError if `body` is no plan of this version."""
-        if not isinstance(body, dict) or body.get("version") != PLAN_VERSION:
-            got = body.get("version") if isinstance(body, dict) else type(body).__name__
-            raise CacheError("not a cache plan of this version", got=got, expected=PLAN_VERSION)
-        try:
-            spec = CacheSpec(**{item.name: body["spec"][item.name] for item in fields(CacheSpec)})
-            columns = [body["samples"][name] for name in _COLUMNS]
-            rows = list(zip(*columns, strict=True))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CacheError(f"broken cache plan: {error!r}") from None
-        shards: list[list[PlannedSample]] = []
-        for index, (name, num_tokens, num_labels, shard, offset, label_offset) in enumerate(rows):
-            if shard == len(shards):
-                shards.append([])
-            if shard != len(shards) - 1:
-                raise CacheError("broken cache plan: shards out of order", got=shard, expected=len(shards) - 1)
-            num_rows = _num_rows(spec, num_tokens, num_labels)
-            shards[-1].append(PlannedSample(name, index, shard, num_tokens, num_labels, num_rows, offset, label_offset))
-        return cls(spec, tuple(_shard(spec, index, samples) for index, samples in enumerate(shards)))
+    def from_columns(cls, spec: CacheSpec, columns: Mapping[str, NDArray[Any]]) -> CachePlan:
+        """The inverse of `columns`. Raises CacheError if they do not make a plan."""
+        missing = [name for name in ("sample_id", *COLUMNS) if name not in columns]
+        if missing:
+            raise CacheError(f"broken cache plan: no column {missing[0]}")
+        ids = SampleIds.parse(columns["sample_id"].astype(np.uint8).tobytes())
+        own = {name: np.ascontiguousarray(columns[name], dtype="<i4") for name in COLUMNS}
+        if any(values.shape != (len(ids),) for values in own.values()):
+            got = ", ".join(f"{name} {len(values)}" for name, values in own.items())
+            raise CacheError("broken cache plan: columns of different lengths", got=f"{len(ids)} ids, {got}")
+        tokens, labels = own["num_tokens"], own["num_labels"]
+        if (tokens < 1).any() or (labels < 0).any() or (labels >= tokens).any():
+            raise CacheError("broken cache plan: numbers of tokens and labels")
+        steps = np.diff(own["shard"], prepend=-1)
+        if own["shard"][0] != 0 or ((steps != 0) & (steps != 1)).any():
+            raise CacheError("broken cache plan: shards out of order")
+        plan = cls(spec, ids=ids, columns=own)
+        for name, sizes in (("offset", own["num_tokens"]), ("label_offset", plan._num_rows)):
+            if not np.array_equal(own[name], _offsets(sizes, plan._starts)):
+                raise CacheError(f"broken cache plan: column {name} does not follow from the samples")
+        if (own["offset"] > spec.shard_tokens - tokens).any():
+            raise CacheError("broken cache plan: a shard holds too much", expected=f"{spec.shard_tokens} tokens")
+        return plan
+
+    @cached_property
+    def _num_rows(self) -> Ints:
+        """Rows of last_hidden of each sample, int32 [N]."""
+        return _num_rows(self.spec, self._columns["num_tokens"], self._columns["num_labels"])
+
+    def _used_rows(self, layout: ArrayLayout) -> NDArray[np.int64]:
+        """Rows of each shard, int64 [shards]."""
+        sizes = self._columns["num_tokens"] if layout.rows == "tokens" else self._num_rows
+        return np.add.reduceat(sizes, self._starts[:-1], dtype=np.int64)
+
+    def _object_bytes(self, layout: ArrayLayout, used_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        used_chunks = -(-used_rows // self.spec.chunk_tokens)
+        index = INDEX_ENTRY_BYTES * (self.spec.shard_tokens // self.spec.chunk_tokens) + CRC_BYTES
+        sizes = used_chunks * (self.spec.chunk_tokens * layout.row_bytes + CRC_BYTES) + index
+        return np.where(used_chunks == 0, 0, sizes)
+
+    def _sample(self, index: int) -> PlannedSample:
+        tokens, labels, shard, offset, label_offset = (int(self._columns[column][index]) for column in COLUMNS)
+        return PlannedSample(
+            self._ids[index], index, shard, tokens, labels, int(self._num_rows[index]), offset, label_offset
+        )
 
 
 def plan_cache(samples: Iterable[SampleLength], *, spec: CacheSpec) -> CachePlan:
@@ -238,73 +238,105 @@ def plan_cache(samples: Iterable[SampleLength], *, spec: CacheSpec) -> CachePlan
     is first fit over the last few open shards. Raises CacheError for no samples, two of one id, an empty or too long
     one, or more labels than a sequence can have.
     """
-    ordered = sorted(samples, key=lambda sample: (_place(spec.seed, sample.id), sample.id))
-    if not ordered:
+    builder, keys, sizes = SampleIdsBuilder(), array("Q"), array("i")
+    start, sha256 = f"{spec.seed}:".encode(), hashlib.sha256
+    for sample in samples:
+        _check(sample, spec)
+        name = sample.id.encode()
+        builder.add(name)
+        keys.append(int.from_bytes(sha256(start + name).digest()[:KEY_BYTES]))
+        sizes.extend((sample.num_tokens, sample.num_labels))
+    if not keys:
         raise CacheError("no samples to cache", got=0, expected="at least one", where="the answers of this target")
-    for before, after in itertools.pairwise(ordered):
-        if before.id == after.id:
-            raise CacheError("two samples of one id", got=after.id, expected="unique ids")
-    filled = [_check(sample, spec) for sample in ordered]
-    shards = _pack(filled, spec.shard_tokens)
-    planned, index = [], 0
-    for number, members in enumerate(shards):
-        offset = label_offset = 0
-        rows = []
-        for sample in members:
-            num_rows = _num_rows(spec, sample.num_tokens, sample.num_labels)
-            rows.append(
-                PlannedSample(
-                    sample.id, index, number, sample.num_tokens, sample.num_labels, num_rows, offset, label_offset
-                )
-            )
-            index, offset, label_offset = index + 1, offset + sample.num_tokens, label_offset + num_rows
-        planned.append(_shard(spec, number, rows))
-    plan = CachePlan(spec, tuple(planned))
-    largest = max(plan.object_bytes(layout, shard) for layout in array_layouts(spec) for shard in plan.shards)
-    if largest > MAX_OBJECT_BYTES:
+    ids = builder.build()
+    order = _order(np.frombuffer(keys, dtype=np.uint64), ids)
+    table = np.frombuffer(sizes, dtype=np.int32).reshape(-1, 2)
+    shard = _pack(np.ascontiguousarray(table[order, 0]), spec.shard_tokens)
+    order = order[np.argsort(shard, kind="stable")]
+    shard.sort()
+    # What is not needed any more goes as soon as can be: there may be hundreds of thousands of samples.
+    del builder, keys, sizes
+    ids = ids.take(order)
+    num_tokens, num_labels = (np.ascontiguousarray(table[order, column], dtype="<i4") for column in (0, 1))
+    del table, order
+    starts = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), len(shard))
+    columns = {
+        "num_tokens": num_tokens,
+        "num_labels": num_labels,
+        "shard": shard.astype("<i4"),
+        "offset": _offsets(num_tokens, starts),
+        "label_offset": _offsets(_num_rows(spec, num_tokens, num_labels), starts),
+    }
+    plan = CachePlan(spec, ids=ids, columns=columns)
+    if plan.largest_object_bytes > MAX_OBJECT_BYTES:
         expected = f"objects of at most {MAX_OBJECT_BYTES}, S3's limit for one put"
-        raise CacheError(
-            "shards are too large", got=f"{largest} bytes", expected=expected, where="params.yaml: cache.shard_tokens"
-        )
+        got = f"{plan.largest_object_bytes} bytes"
+        raise CacheError("shards are too large", got=got, expected=expected, where="params.yaml: cache.shard_tokens")
     return plan
 
 
-def _place(seed: int, sample_id: str) -> bytes:
-    return hashlib.sha256(f"{seed}:{sample_id}".encode()).digest()
+def _num_rows(spec: CacheSpec, num_tokens: Ints, num_labels: Ints) -> Ints:
+    return {"none": np.zeros_like(num_tokens), "labels": num_labels, "all": num_tokens}[spec.last_hidden]
 
 
-def _num_rows(spec: CacheSpec, num_tokens: int, num_labels: int) -> int:
-    return {"none": 0, "labels": num_labels, "all": num_tokens}[spec.last_hidden]
+def _offsets(sizes: Ints, starts: NDArray[np.int64]) -> Ints:
+    """Where each sample begins within its shard, int32 [N], from the sizes and the first sample of each shard."""
+    before = np.cumsum(sizes, dtype=np.int64) - sizes
+    return (before - np.repeat(before[starts[:-1]], np.diff(starts))).astype("<i4")
 
 
-def _check(sample: SampleLength, spec: CacheSpec) -> SampleLength:
+def _check(sample: SampleLength, spec: CacheSpec) -> None:
     if not 1 <= sample.num_tokens <= spec.shard_tokens:
         expected = f"1..{spec.shard_tokens} tokens (shard_tokens)"
         raise CacheError(f"sample {sample.id} does not fit a shard", got=sample.num_tokens, expected=expected)
     if not 0 <= sample.num_labels < sample.num_tokens:
         expected = f"0..{sample.num_tokens - 1}, one less than its tokens"
         raise CacheError(f"sample {sample.id}: number of labels", got=sample.num_labels, expected=expected)
-    return sample
+    if "\n" in sample.id or not sample.id:
+        raise CacheError("an id of a sample", got=repr(sample.id), expected="one line of text")
 
 
-def _pack(samples: Sequence[SampleLength], capacity: int) -> list[list[SampleLength]]:
-    """First fit over a window of open shards; when none has room and the window is full, the fullest is closed."""
-    shards: list[list[SampleLength]] = []
+def _order(keys: NDArray[np.uint64], ids: SampleIds) -> NDArray[np.int64]:
+    """The samples in the order of their keys, those of one key in that of their ids, int64 [N].
+
+    Raises CacheError for two samples of one id.
+    """
+    order = np.argsort(keys)
+    tied = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    for run in np.split(tied, np.flatnonzero(np.diff(tied) > 1) + 1) if len(tied) else ():
+        places = slice(run[0], run[-1] + 2)
+        by_id = sorted(order[places].tolist(), key=ids.__getitem__)
+        for before, after in itertools.pairwise(by_id):
+            if ids[before] == ids[after]:
+                raise CacheError("two samples of one id", got=ids[after], expected="unique ids")
+        order[places] = by_id
+    return order
+
+
+def _pack(lengths: Ints, capacity: int) -> Ints:
+    """First fit over a window of open shards; when none has room and the window is full, the fullest is closed.
+
+    Returns the shard of each sample, int32 [N].
+    """
+    shard_of = array("i")
     room: dict[int, int] = {}
-    for sample in samples:
-        number = next((shard for shard, free in room.items() if free >= sample.num_tokens), None)
-        if number is None:
+    num_shards = 0
+    for length in lengths.data:
+        for shard, free in room.items():
+            if free >= length:
+                room[shard] = free - length
+                shard_of.append(shard)
+                break
+        else:
             if len(room) == OPEN_SHARDS:
                 del room[min(room, key=lambda shard: (room[shard], shard))]
-            number = len(shards)
-            shards.append([])
-            room[number] = capacity
-        shards[number].append(sample)
-        room[number] -= sample.num_tokens
-    return shards
+            room[num_shards] = capacity - length
+            shard_of.append(num_shards)
+            num_shards += 1
+    return np.array(shard_of, dtype=np.int32)
 
 
-def _shard(spec: CacheSpec, index: int, samples: Sequence[PlannedSample]) -> ShardPlan:
+def _batches(spec: CacheSpec, samples: Sequence[PlannedSample]) -> tuple[tuple[int, ...], ...]:
     """Cut a shard into batches of like lengths: longest first, `batch_tokens` tokens at most, at least one sample.
 
     Tokens are counted as they are: the target runs a batch flat, without padding (padding changes its numbers).
@@ -320,4 +352,4 @@ def _shard(spec: CacheSpec, index: int, samples: Sequence[PlannedSample]) -> Sha
         else:
             batches.append([place])
             filled = num_tokens
-    return ShardPlan(index, tuple(samples), tuple(tuple(batch) for batch in batches))
+    return tuple(tuple(batch) for batch in batches)

@@ -1,79 +1,115 @@
 """The one writer of a target cache: claims a shard, computes it, writes its objects, commits it.
 
 Safe to run anywhere, any number of times, at once: a shard is done when its commit record is there and its objects
-have the sizes that it names; a done shard is never computed again.
+have the sizes that it names; a done shard is never computed again. While a shard is computed, the one before it is
+encoded and uploaded by threads, so that at most two shards are in memory.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-import numpy as np
+from draftsmith.cache.arrays import Compute, SampleArrays, ShardRows
+from draftsmith.cache.claims import Claim, Owner, live_holder
+from draftsmith.cache.commits import (
+    CommittedObject,
+    ObjectSizes,
+    ShardCommit,
+    claim_path,
+    commit_path,
+    list_commits,
+    read_commit,
+)
+from draftsmith.cache.pipeline import Behind, Tally
+from draftsmith.cache.plan import CachePlan, PlannedSample, ShardPlan, array_layouts
+from draftsmith.cache.scales import Scales, settle_scales
+from draftsmith.cache.schema import metadata_objects, read_metadata
+from draftsmith.cache.shard import ShardCodec
+from draftsmith.errors import (
+    CacheError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ShardClaimedError,
+)
+from draftsmith.manifest import Manifest, ObjectRecord, ObjectTable, sha256_hex
+from draftsmith.storage import Store, check_prefix, records_prefix
 
-from draftsmith.cache.claims import Claim, Owner
-from draftsmith.cache.plan import ArrayLayout, CachePlan, PlannedSample, ShardPlan, array_layouts
-from draftsmith.cache.schema import empty_shard, encode_shard, metadata_objects
-from draftsmith.errors import CacheError, ObjectChangedError, ObjectExistsError, ObjectMissingError
-from draftsmith.manifest import Manifest, ObjectRecord, sha256_hex
-from draftsmith.storage import ObjectInfo, Store, check_prefix, records_prefix
+__all__ = ["CacheWriter", "Compute", "SampleArrays", "Scales", "ShardCommit", "WriteReport", "plan_totals"]
 
 MANIFEST_KIND = "cache"
-BF16_EXPONENT = 0x7F80
-COMMIT_READERS = 8
+LOOKERS, LOOK_AHEAD = 8, 256
+UPLOADS = 4
+ENCODE_THREADS = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class SampleArrays:
-    """What the target computed for one sample of T tokens, n label rows; bfloat16 bits as uint16.
+class WriteReport:
+    """What `write_shards` did: shards written now, shards that were done already, tokens computed now; and which
+    shards live processes hold (`shard 3 is claimed by process 12 on host`)."""
 
-    input_ids int32 [T], supervised uint8 [T] of 0 and 1, context uint16 [T, L, D], last_hidden uint16 [n, D] (None if
-    the plan keeps none).
-    """
-
-    input_ids: np.ndarray
-    supervised: np.ndarray
-    context: np.ndarray
-    last_hidden: np.ndarray | None
+    num_written: int
+    num_done: int
+    num_tokens: int
+    claimed: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ShardCommit:
-    """The record that makes a shard done: its objects, and the kind of processor that computed them."""
-
-    shard: int
-    objects: tuple[ObjectRecord, ...]
-    processor: str
-
-
-Compute = Callable[[tuple[PlannedSample, ...]], Iterable[SampleArrays]]
+def plan_totals(plan: CachePlan) -> dict[str, Any]:
+    """What a manifest says of the plan as a whole (JSON)."""
+    return {
+        "num_samples": plan.num_samples,
+        "num_tokens": plan.num_tokens,
+        "num_labels": plan.num_labels,
+        "num_shards": plan.num_shards,
+        "logical_bytes": sum(plan.logical_bytes.values()),
+        "plan_digest": plan.digest,
+    }
 
 
 class CacheWriter:
-    """Fills the cache at `prefix` of `store` after `plan`. `facts` (JSON) are kept in the group and the manifest."""
+    """Fills the cache at `prefix` of `store` after `plan`. `facts` (JSON) are kept in the group and the manifest.
+
+    `scales` fits the channel RMS of codec int8, by array; it is called at most once, and only if the store has none.
+    `contents`: a cache with its metadata, or `shards` alone, for a reader that has the plan; then `scales` has to give
+    the same each time.
+    """
 
     def __init__(
-        self, store: Store, *, prefix: str, plan: CachePlan, facts: dict[str, Any], owner: Owner, lease_s: float
-    ) -> None:
+        self, store: Store, *, prefix: str, plan: CachePlan, facts: dict[str, Any], owner: Owner, lease_s: float,
+        scales: Callable[[], Scales] | None = None, contents: Literal["cache", "shards"] = "cache",
+    ) -> None:  # fmt: skip
         if lease_s <= 0:
             raise CacheError("the lease of a claim must be > 0 s", got=lease_s, where="DRAFTSMITH_LEASE_S")
         self._store, self._prefix, self._plan, self._facts = store, check_prefix(prefix), plan, facts
-        self._owner, self._lease_s = owner, lease_s
+        self._owner, self._lease_s, self._fit, self._contents = owner, lease_s, scales, contents
         self._layouts = array_layouts(plan.spec)
         self._metadata: tuple[ObjectRecord, ...] | None = None
-        self._sizes: dict[str, int] | None = None
+        self._codecs: dict[str, ShardCodec] = {}
+        self._sizes: ObjectSizes | None = None
 
     def prepare(self) -> None:
-        """Write the group's and the arrays' zarr.json, or adopt equal ones.
+        """Write the group's metadata, or adopt equal ones; under codec int8 the scales are settled first.
 
         Raises CacheError if others are there: then the prefix belongs to another plan, or to another zarr.
         """
+        scales = self._settle_scales() if self._plan.spec.codec == "int8" else {}
+        threads = min(ENCODE_THREADS, os.cpu_count() or 1)
+        self._codecs = {
+            layout.name: ShardCodec(layout, spec=self._plan.spec, scales=scales.get(layout.name), threads=threads)
+            for layout in self._layouts
+        }
         records = []
-        for path, data in metadata_objects(self._plan, self._facts).items():
+        described = metadata_objects(self._plan, self._facts, scales=scales) if self._contents == "cache" else {}
+        for path, data in described.items():
             place = f"{self._prefix}/{path}"
             try:
                 self._store.put_if_absent(place, data)
@@ -89,197 +125,232 @@ class CacheWriter:
 
     def is_done(self, shard: ShardPlan) -> bool:
         """True if the shard is committed and each of its objects is there with the size that the record names."""
-        return self._committed(shard) is not None
+        return self._committed(shard.index) is not None
+
+    def pending(self, shards: Sequence[ShardPlan]) -> list[ShardPlan]:
+        """Those of `shards` that are not done."""
+        self._refresh()
+        recorded = list_commits(self._store, self._prefix)
+        done = self._in_threads(lambda shard: shard.index in recorded and self.is_done(shard), shards)
+        return [shard for shard, is_done in zip(shards, done, strict=True) if not is_done]
+
+    def write_shards(self, shards: Iterable[ShardPlan | None], compute: Compute) -> WriteReport:
+        """Compute and commit the shards that are neither done nor held by a live process.
+
+        `compute` is called in this thread, once a shard, with the shard's batches in plan order, and yields for each,
+        in order, the arrays of its samples. `shards` may take its time: it yields None when there is nothing to
+        compute at the moment, so that an error of a shard on its way to the store is seen. At the end, shards that
+        were held are tried once more.
+        Raises CacheError for arrays that do not fit the plan or hold NaN or infinity, whatever `compute` raises, and
+        errors of the store; of the shard concerned nothing is committed then.
+        """
+        tally = Tally()
+        held = self._write(shards, compute, tally)
+        while held and len(still := self._write(held, compute, tally)) < len(held):
+            held = still
+        return WriteReport(
+            tally.num_written, tally.num_done, tally.num_tokens, tuple(self._held_by(shard) for shard in held)
+        )
 
     def write_shard(self, shard: ShardPlan, compute: Compute) -> ShardCommit:
-        """Compute and commit one shard, unless it is done. `compute` is called once a planned batch, in plan order,
-        and yields the arrays of the batch's samples in the order given.
-
-        Raises ShardClaimedError if a live process works on the shard, CacheError for arrays that do not fit the plan
-        or hold NaN or infinity, and whatever `compute` raises.
-        """
-        if self._metadata is None:
-            self.prepare()
-        done = self._committed(shard)
-        if done is not None:
-            return done
-        with Claim.hold(self._store, self._record("claims", shard), owner=self._owner, lease_s=self._lease_s) as claim:
-            done = self._committed(shard)
-            if done is not None:
-                return done
-            # A commit record whose objects are gone or cut says nothing any more.
-            if self._store.head(self._record("commits", shard)) is not None:
-                self._store.delete(self._record("commits", shard))
-            rows = self._compute(shard, compute, claim)
-            written = []
-            for layout in self._layouts:
-                data = encode_shard(rows.pop(layout.name), layout=layout, spec=self._plan.spec)
-                if data is not None:
-                    path = layout.object_path(shard.index)
-                    written.append(
-                        (ObjectRecord(path, len(data), sha256_hex(data)), self._put(path, data, shard, claim))
-                    )
-            claim.check()
-            return self._commit(shard, written)
+        """Compute and commit one shard, unless it is done. Raises as `write_shards`, and ShardClaimedError if a live
+        process works on the shard, or took it over."""
+        tally = Tally()
+        self._write([shard], compute, tally)
+        if tally.refused is not None:
+            raise tally.refused
+        commit = self._committed(shard.index)
+        if commit is None:
+            raise CacheError(f"shard {shard.index} of {self._prefix} went away as soon as it was written")
+        return commit
 
     def finish(self) -> Manifest:
         """The manifest of the whole cache; claims that killed writers left are removed. Raises CacheError while shards
         are missing."""
         if self._metadata is None:
             self.prepare()
-        self._sizes = self._list_sizes()
-        with ThreadPoolExecutor(COMMIT_READERS) as pool:
-            commits = list(pool.map(self._committed, self._plan.shards))
-        missing = [shard.index for shard, commit in zip(self._plan.shards, commits, strict=True) if commit is None]
+        self._refresh()
+        missing: list[int] = []
+        processors: set[str] = set()
+
+        def objects() -> Iterator[ObjectRecord]:
+            yield from self._metadata or ()
+            for index, commit in enumerate(self._in_threads(self._committed, range(self._plan.num_shards))):
+                if commit is None:
+                    missing.append(index)
+                else:
+                    processors.add(commit.processor)
+                    yield from commit.objects
+
+        table = ObjectTable(objects())
         if missing:
-            got = f"{len(missing)} of {len(commits)} shards not done, the first is {missing[0]}"
+            got = f"{len(missing)} of {self._plan.num_shards} shards not done, the first is {missing[0]}"
             raise CacheError(f"cache {self._prefix} is not finished", got=got, expected="all shards committed")
         for claim in self._store.list(f"{records_prefix(self._prefix)}/claims"):
             self._store.delete(claim.path)
-        done = [commit for commit in commits if commit is not None]
-        objects = tuple(item for commit in done for item in commit.objects)
+        metadata_bytes = sum(item.size for item in self._metadata or ())
         totals = {
-            "num_samples": self._plan.num_samples,
-            "num_tokens": self._plan.num_tokens,
-            "num_labels": self._plan.num_labels,
-            "num_shards": len(self._plan.shards),
-            "logical_bytes": sum(self._plan.logical_bytes.values()),
-            "stored_bytes": sum(item.size for item in objects),
-            "processors": sorted({commit.processor for commit in done}),
-            "plan_digest": self._plan.digest,
+            **plan_totals(self._plan),
+            "stored_bytes": table.num_bytes - metadata_bytes,
+            "processors": sorted(processors),
         }
-        return Manifest(
-            MANIFEST_KIND, self._prefix, (*(self._metadata or ()), *objects), {**self._facts, "totals": totals}
-        )
+        return Manifest(MANIFEST_KIND, self._prefix, table, {**self._facts, "totals": totals})
 
-    def _record(self, kind: str, shard: ShardPlan) -> str:
-        return f"{records_prefix(self._prefix)}/{kind}/{shard.index:06d}.json"
+    def _in_threads(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """`look` at each of `items`, in order, some of them at once."""
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            for start in range(0, len(items), LOOK_AHEAD):
+                yield from pool.map(look, items[start : start + LOOK_AHEAD])
 
-    def _committed(self, shard: ShardPlan) -> ShardCommit | None:
-        path = self._record("commits", shard)
+    def _settle_scales(self) -> Scales:
+        """The scales that the prefix has, or those of the fit."""
+        if self._contents == "shards" and self._fit is not None:
+            return self._fit()
+        where = f"{self._prefix} in store {self._store.uri}"
         try:
-            body = json.loads(self._store.get(path))
-            objects = tuple(ObjectRecord(item["path"], item["size"], item["sha256"]) for item in body["objects"])
-            commit = ShardCommit(body["shard"], objects, body["processor"])
+            known = read_metadata(lambda path: self._store.get(f"{self._prefix}/{path}"), where=where).scales
         except ObjectMissingError:
+            known = None
+        return settle_scales(self._store, self._prefix, known=known, fit=self._fit)
+
+    def _refresh(self) -> ObjectSizes:
+        if self._sizes is None:
+            self._sizes = ObjectSizes(
+                self._store, self._prefix, layouts=self._layouts, num_shards=self._plan.num_shards
+            )
+        self._sizes.refresh()
+        return self._sizes
+
+    def _committed(self, index: int) -> ShardCommit | None:
+        commit = read_commit(self._store, self._prefix, index)
+        if commit is None:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise CacheError(f"broken commit record: {error!r}", where=f"delete {path}") from None
-        if self._sizes is None or not self._sizes_agree(commit):
-            self._sizes = self._list_sizes()
-        return commit if self._sizes_agree(commit) else None
+        return commit if (self._sizes or self._refresh()).agree(commit) else None
 
-    def _list_sizes(self) -> dict[str, int]:
-        return {item.path: item.size for item in self._store.list(self._prefix)}
+    def _held_by(self, shard: ShardPlan) -> str:
+        holder = live_holder(self._store, claim_path(self._prefix, shard.index))
+        return f"shard {shard.index} is claimed by {holder or 'a process that has ended since'}"
 
-    def _sizes_agree(self, commit: ShardCommit) -> bool:
-        sizes = self._sizes or {}
-        return all(sizes.get(f"{self._prefix}/{item.path}") == item.size for item in commit.objects)
+    def _write(self, shards: Iterable[ShardPlan | None], compute: Compute, tally: Tally) -> list[ShardPlan]:
+        """One pass over `shards`; returns those that another process holds or took over."""
+        if self._metadata is None:
+            self.prepare()
+        refused: list[ShardPlan] = []
+        with Behind(tally, refused) as behind:
+            for shard in shards:
+                behind.check()
+                if shard is None:
+                    continue
+                if self.is_done(shard):
+                    tally.num_done += 1
+                    continue
+                try:
+                    self._begin(shard, compute, behind, tally)
+                except ShardClaimedError as error:
+                    refused.append(shard)
+                    tally.refused = error
+            behind.wait()
+        return refused
 
-    def _compute(self, shard: ShardPlan, compute: Compute, claim: Claim) -> dict[str, np.ndarray]:
-        """Array name -> rows [shard_tokens, ...] of the whole shard, from the arrays of its samples."""
-        rows = {layout.name: empty_shard(layout, self._plan.spec) for layout in self._layouts}
+    def _begin(self, shard: ShardPlan, compute: Compute, behind: Behind, tally: Tally) -> None:
+        """Claim and compute a shard, and hand it over to the threads."""
+        path = claim_path(self._prefix, shard.index)
+        behind.make_room()
+        with ExitStack() as held:
+            claim = held.enter_context(Claim.hold(self._store, path, owner=self._owner, lease_s=self._lease_s))
+            if self.is_done(shard):
+                tally.num_done += 1
+                return
+            # A commit record whose objects are gone or cut says nothing any more.
+            if self._store.head(commit_path(self._prefix, shard.index)) is not None:
+                self._store.delete(commit_path(self._prefix, shard.index))
+            started = time.monotonic()
+            rows = self._compute(shard, compute, claim, behind)
+            compute_s = time.monotonic() - started
+            release = held.pop_all()
+
+            def finish() -> None:
+                with release:
+                    self._finish(shard, rows, claim, behind, compute_s)
+
+            behind.start(shard, finish)
+
+    def _compute(self, shard: ShardPlan, compute: Compute, claim: Claim, behind: Behind) -> ShardRows:
+        """All rows of the shard, from the arrays of its samples."""
+        rows = ShardRows(shard, layouts=self._layouts)
+
+        def batches() -> Iterator[tuple[PlannedSample, ...]]:
+            for number in range(len(shard.batches)):
+                claim.check()
+                behind.check()
+                yield shard.batch(number)
+
+        computed = iter(compute(batches()))
         for number in range(len(shard.batches)):
-            claim.check()
-            batch = shard.batch(number)
-            arrays = list(compute(batch))
+            batch, arrays = shard.batch(number), next(computed, ())
             if len(arrays) != len(batch):
                 names = ", ".join(sample.id for sample in batch)
                 raise CacheError(
                     "batch of another number of samples", got=len(arrays), expected=f"{len(batch)} ({names})"
                 )
-            for sample, computed in zip(batch, arrays, strict=True):
-                self._place(rows, sample, computed)
+            for sample, item in zip(batch, arrays, strict=True):
+                rows.place(sample, item)
+        if next(computed, None) is not None:
+            raise CacheError(
+                "more batches than were asked for", expected=f"{len(shard.batches)} of shard {shard.index}"
+            )
         return rows
 
-    def _place(self, rows: dict[str, np.ndarray], sample: PlannedSample, computed: SampleArrays) -> None:
-        given = {
-            "input_ids": computed.input_ids,
-            "supervised": computed.supervised,
-            "context": computed.context,
-            "last_hidden": computed.last_hidden,
-        }
-        for layout in self._layouts:
-            values = given[layout.name]
-            start, count = (
-                (sample.offset, sample.num_tokens)
-                if layout.rows == "tokens"
-                else (sample.label_offset, sample.num_rows)
-            )
-            _check_values(values, layout, sample, count)
-            rows[layout.name][start : start + count] = values
-        _check_labels(computed.supervised, sample)
+    def _finish(self, shard: ShardPlan, rows: ShardRows, claim: Claim, behind: Behind, compute_s: float) -> None:
+        """Encode and write the objects of a computed shard, and commit it."""
+        writing: list[Future[CommittedObject]] = []
+        with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as uploads:
+            for layout in self._layouts:
+                with behind.encoding:
+                    data = self._codecs[layout.name].encode(rows.take(layout.name))
+                if data is not None:
+                    path = layout.object_path(shard.index)
+                    writing.append(uploads.submit(self._put, path, data, shard, claim, behind))
+        stored = tuple(future.result() for future in writing)
+        behind.go_on()
+        claim.check()
+        logical_bytes = sum(layout.used_rows(shard) * layout.row_bytes for layout in self._layouts)
+        self._commit(
+            ShardCommit(shard.index, stored, self._owner.processor, shard.num_tokens, logical_bytes, compute_s)
+        )
 
-    def _put(self, path: str, data: bytes, shard: ShardPlan, claim: Claim) -> ObjectInfo:
+    def _put(self, path: str, data: bytes, shard: ShardPlan, claim: Claim, behind: Behind) -> CommittedObject:
         """Write one object of a claimed shard: adopt equal bytes, replace what a killed writer left."""
         place = f"{self._prefix}/{path}"
+        behind.go_on()
         claim.check()
         try:
-            return self._store.put_if_absent(place, data)
+            info = self._store.put_if_absent(place, data)
+            return CommittedObject.written(path, info, info.sha256 or sha256_hex(data))
         except ObjectExistsError:
-            there = self._store.head(place)
+            there, digest = self._store.head(place), sha256_hex(data)
         if there is not None and there.size == len(data):
-            digest = there.sha256 or sha256_hex(self._store.get(place))
-            if digest == sha256_hex(data):
-                return there
+            known = there.sha256 or sha256_hex(self._store.get(place))
+            if known == digest:
+                return CommittedObject.written(path, there, digest)
         claim.check()
-        if there is None or self._committed(shard) is not None:
+        if there is None or self.is_done(shard):
             raise CacheError(f"{place} was written by another process while this one held the claim", where="run again")
         try:
-            return self._store.put_if_match(place, data, etag=there.etag)
+            return CommittedObject.written(path, self._store.put_if_match(place, data, etag=there.etag), digest)
         except ObjectChangedError:
             raise CacheError(f"{place} is being written by another process", where="run again") from None
 
-    def _commit(self, shard: ShardPlan, written: list[tuple[ObjectRecord, ObjectInfo]]) -> ShardCommit:
-        """Write the commit record; it alone keeps ETags and version ids, which are the store's and in no digest."""
-        commit = ShardCommit(shard.index, tuple(record for record, _ in written), self._owner.processor)
-        body = {
-            "shard": commit.shard,
-            "processor": commit.processor,
-            "store": self._store.uri,
-            "host": self._owner.host,
-            "pid": self._owner.pid,
-            "committed_s": time.time(),
-            "objects": [
-                {**asdict(record), "etag": info.etag, "version_id": info.version_id} for record, info in written
-            ],
-        }
+    def _commit(self, commit: ShardCommit) -> None:
+        """Write the commit record, unless another process has committed the very same objects."""
+        owner = self._owner
+        record = commit.to_json(store=self._store.uri, host=owner.host, pid=owner.pid, committed_s=time.time())
         if self._sizes is not None:
-            self._sizes |= {f"{self._prefix}/{record.path}": record.size for record, _ in written}
+            self._sizes.set(commit)
         try:
-            self._store.put_if_absent(self._record("commits", shard), json.dumps(body, indent=1).encode())
+            self._store.put_if_absent(commit_path(self._prefix, commit.shard), record)
         except ObjectExistsError:
-            there = self._committed(shard)
+            there = self._committed(commit.shard)
             if there is None or there.objects != commit.objects:
-                what = f"shard {shard.index} was committed with other bytes by another process"
+                what = f"shard {commit.shard} was committed with other bytes by another process"
                 raise CacheError(what, where="run again") from None
-            return there
-        return commit
-
-
-def _check_values(values: np.ndarray | None, layout: ArrayLayout, sample: PlannedSample, num_rows: int) -> None:
-    """Raises CacheError unless `values` is what the layout wants for this sample, and finite."""
-    shape = (num_rows, *layout.row_shape)
-    if values is None or values.dtype != np.dtype(layout.dtype) or values.shape != shape:
-        got = "none" if values is None else f"{values.dtype} {list(values.shape)}"
-        raise CacheError(f"sample {sample.id}: {layout.name}", got=got, expected=f"{layout.dtype} {list(shape)}")
-    if layout.dtype == "uint16":
-        broken = (values & BF16_EXPONENT) == BF16_EXPONENT
-        if broken.any():
-            first = [int(part) for part in np.argwhere(broken)[0]]
-            got = f"{int(broken.sum())} values, the first at {first}"
-            raise CacheError(
-                f"sample {sample.id}: NaN or infinity in {layout.name}", got=got, expected="finite hidden states"
-            )
-    elif layout.name == "supervised" and values.max() > 1:
-        raise CacheError(f"sample {sample.id}: supervised", got=int(values.max()), expected="0 or 1")
-    elif layout.name == "input_ids" and values.min() < 0:
-        raise CacheError(f"sample {sample.id}: input_ids", got=int(values.min()), expected="token ids >= 0")
-
-
-def _check_labels(supervised: np.ndarray, sample: PlannedSample) -> None:
-    """Raises CacheError unless the mask has as many label positions as the plan counted."""
-    num_labels = int((supervised[:-1] & supervised[1:]).sum())
-    if num_labels != sample.num_labels:
-        expected = f"{sample.num_labels} as planned"
-        raise CacheError(f"sample {sample.id}: label positions of its mask", got=num_labels, expected=expected)

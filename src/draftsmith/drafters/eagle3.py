@@ -100,22 +100,23 @@ class Eagle3(Drafter):
         label is supervised, as for every drafter; the reference's mask is one token earlier.
         """
         hidden = self.slot_states(batch).flatten(0, 1)[batch.slot_index]
+        slot_weights = batch.thinning * self.config.step_decay**batch.slot_number
         loss = soft_loss(
-            hidden,
+            hidden.unsqueeze(0),
             head=self.shared.head,
             target_hidden=batch.target_hidden,
-            labels=batch.labels,
-            weights=batch.thinning * self.config.step_decay**batch.slot_number,
+            weights=slot_weights.unsqueeze(0),
             softcap=self.shared.logit_softcap,
         )
+        acceptance = loss.acceptance.squeeze(0)
         return LossSums(
             total=weights.soft_ce * loss.total,
-            ce=loss.ce,
-            tv=loss.tv,
+            ce=loss.total.detach(),
+            tv=(2 * (1 - acceptance) * slot_weights).sum(),
             bce=None,
             weight=self.batch_weight(batch),
-            acceptance=loss.acceptance,
-            correct=loss.correct,
+            acceptance=acceptance,
+            correct=loss.correct.squeeze(0),
             confidence=None,
             slot_number=batch.slot_number,
         )

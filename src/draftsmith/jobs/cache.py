@@ -3,89 +3,61 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from draftsmith.cache.arrays import SampleArrays
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, SampleLength, plan_cache
-from draftsmith.cache.writer import CacheWriter, SampleArrays
+from draftsmith.cache.references import register
+from draftsmith.cache.scales import fit_plan
+from draftsmith.cache.stream_plan import storage_limit
+from draftsmith.cache.writer import MANIFEST_KIND, CacheWriter, WriteReport, plan_totals
 from draftsmith.drafters.contract import CAPTURE_CONVENTION
-from draftsmith.errors import CacheError, ParamsError
-from draftsmith.jobs.parts import OpenTarget, open_target, processor
+from draftsmith.errors import ParamsError, ShardClaimedError
+from draftsmith.jobs.parts import TargetFolder, load_placed, processor, target_folder
 from draftsmith.jobs.progress import progress
-from draftsmith.jobs.stores import stored, workspace_store
+from draftsmith.jobs.sequences import Sequence, Sequences, read_sequences
+from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, hash8
 from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
-from draftsmith.storage import Store
-from draftsmith.text.answers import decode_answers
-from draftsmith.tracking import stage_run
+from draftsmith.storage import Store, describe_retries
+from draftsmith.targets.base import Target
+from draftsmith.targets.fetch import load_chat_format
+from draftsmith.targets.host_copy import HostCopy
+from draftsmith.tracking import StageRun, stage_run
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 3
 DEFAULT_LEASE_S = 120.0
+LEASE_VARIABLE = "DRAFTSMITH_LEASE_S"
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """One training sequence: ids [T] and the mask of the target's own tokens [T]."""
+class PlannedCache:
+    """The cache of target `name` before anything of it is computed: what it will hold, and where (`prefix`)."""
 
-    id: str
-    split: str
-    input_ids: NDArray[np.int32]
-    supervised: NDArray[np.uint8]
-
-    @property
-    def label_positions(self) -> NDArray[np.int64]:
-        """Positions whose own token and next token are supervised."""
-        return np.flatnonzero(self.supervised[:-1] & self.supervised[1:]).astype(np.int64)
+    name: str
+    plan: CachePlan
+    facts: dict[str, Any]
+    prefix: str
+    sequences: Sequences
+    place: TargetFolder
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """All sequences that fit, and what was cut or left out, counted by reason."""
-
-    items: tuple[Sequence, ...]
-    counts: dict[str, int]
-
-
-def read_sequences(store: Store, manifest: Manifest, *, name: str, max_length: int) -> Sequences:
-    """Prompt and answer ids of every answer of target `name`; longer ones are cut at `max_length` and counted."""
-    items, counts = [], {"cut_at_max_length": 0, "prompt_fills_max_length": 0, "answer_too_short": 0}
-    for record in manifest.objects:
-        for row in decode_answers(stored(store, manifest, record.path, stage=f"answers@{name}")):
-            ids = [*row.prompt_ids, *row.answer_ids]
-            if len(row.prompt_ids) + 2 > max_length:
-                counts["prompt_fills_max_length"] += 1
-                continue
-            if len(row.answer_ids) < 2:
-                counts["answer_too_short"] += 1
-                continue
-            counts["cut_at_max_length"] += len(ids) > max_length
-            supervised = np.zeros(len(ids), dtype=np.uint8)
-            supervised[len(row.prompt_ids) :] = 1
-            items.append(
-                Sequence(row.id, row.split, np.array(ids[:max_length], dtype=np.int32), supervised[:max_length])
-            )
-    if not items:
-        raise CacheError(
-            "no answer is long enough to cache", got=counts, where="params.yaml: answers, cache.max_length"
-        )
-    return Sequences(tuple(items), counts)
-
-
-def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int] | None) -> None:
-    """Write all shards (or slice i of n: `part`) and, when all are there and no slice was asked for, the manifest."""
-    store = workspace_store(workspace)
+def planned_cache(workspace: Workspace, params: Params, name: str) -> PlannedCache:
+    """Plan the cache of a target from its answers. Loads no weights and writes nothing."""
     answers = Manifest.read(workspace.answers_manifest(name), "answers")
-    sequences = read_sequences(store, answers, name=name, max_length=params.cache.max_length)
-    opened = open_target(workspace, params, name)
-    row = opened.place.row
+    sequences = read_sequences(workspace_store(workspace), answers, name=name, max_length=params.cache.max_length)
+    place = target_folder(workspace, params, name)
+    row = place.row
     spec = CacheSpec(
         num_layers=len(row.capture_layers),
         hidden_size=row.hidden_size,
@@ -100,8 +72,8 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
     plan = plan_cache(lengths, spec=spec)
     facts = {
         "target": name,
-        "target_digest": opened.place.digest,
-        "tokenizer_digest": opened.chat.digest(),
+        "target_digest": place.digest,
+        "tokenizer_digest": load_chat_format(place.folder).digest(),
         "capture_convention": CAPTURE_CONVENTION,
         "capture_layers": list(row.capture_layers),
         "dtype": row.dtype,
@@ -110,34 +82,130 @@ def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int
         "counts": sequences.counts,
     }
     identity = {"format": FORMAT_VERSION, "plan": plan.digest, "facts": facts}
-    prefix = f"cache/{name}-{hash8(identity)}"
-    lease_s = float(os.environ.get("DRAFTSMITH_LEASE_S", DEFAULT_LEASE_S))
+    return PlannedCache(name, plan, facts, f"cache/{name}-{hash8(identity)}", sequences, place)
+
+
+class Computer:
+    """The target at work on planned batches (a Compute of the writer); it is opened by the first batch.
+
+    One batch is in flight: while the device computes it, the host takes over the one before.
+    """
+
+    def __init__(self, workspace: Workspace, params: Params, planned: PlannedCache) -> None:
+        self._place = planned.place
+        self._by_id = {item.id: item for item in planned.sequences.items}
+        self._target: Target | None = None
+
+    def __call__(self, batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+        """For each batch, in order, the arrays of its samples."""
+        in_flight: tuple[list[Sequence], HostCopy] | None = None
+        for batch in batches:
+            members = [self._by_id[sample.id] for sample in batch]
+            launched = members, self._launch(members)
+            if in_flight is not None:
+                yield list(self._land(*in_flight))
+            in_flight = launched
+        if in_flight is not None:
+            yield list(self._land(*in_flight))
+
+    def _launch(self, members: list[Sequence]) -> HostCopy:
+        """One forward pass over whole sequences, flat: no padding, attention sequence by sequence."""
+        if self._target is None:
+            self._target = load_placed(self._place)
+        target, counts = self._target, [len(item.input_ids) for item in members]
+        batch = FlatBatch.make([0] * len(members), counts=counts, slots=range(len(members)), device=target.device)
+        ids = torch.from_numpy(np.concatenate([item.input_ids for item in members]).astype(np.int64))
+        output = target.forward(ids.to(target.device), batch=batch, rows=target.new_rows())
+        if self._place.row.last_hidden == "all":
+            return HostCopy([output.captured, output.last_hidden])
+        starts = np.cumsum(counts) - counts
+        kept = [start + item.label_positions for start, item in zip(starts, members, strict=True)]
+        rows = torch.from_numpy(np.concatenate(kept)).to(target.device)
+        return HostCopy([output.captured, output.last_hidden[rows]])
+
+    def _land(self, members: list[Sequence], copy: HostCopy) -> Iterator[SampleArrays]:
+        context, hidden = copy.wait()
+        start = hidden_start = 0
+        for item in members:
+            num_rows = len(item.input_ids if self._place.row.last_hidden == "all" else item.label_positions)
+            end, hidden_end = start + len(item.input_ids), hidden_start + num_rows
+            yield SampleArrays(item.input_ids, item.supervised, context[start:end], hidden[hidden_start:hidden_end])
+            start, hidden_start = end, hidden_end
+
+
+def run(workspace: Workspace, params: Params, name: str, *, part: tuple[int, int] | None) -> None:
+    """Write all shards (or slice i of n: `part`) and, when all are there and no slice was asked for, the manifest.
+
+    A cache that is planned larger than DRAFTSMITH_CACHE_MAX_BYTES is only planned: its manifest has mode "stream" and
+    no objects, and training makes the shards as it needs them.
+    Raises ShardClaimedError, when everything else is done, if live processes hold some of the shards.
+    """
+    planned = planned_cache(workspace, params, name)
+    limit = storage_limit()
+    if limit is not None and sum(planned.plan.stored_bytes.values()) > limit:
+        if part is None:
+            stream_manifest(planned).write(workspace.cache_manifest(name))
+        return
+    store, plan, prefix = workspace_store(workspace), planned.plan, planned.prefix
+    computer = Computer(workspace, params, planned)
     writer = CacheWriter(
-        store, prefix=prefix, plan=plan, facts=facts, owner=Owner.this_process(processor=processor()), lease_s=lease_s
-    )
-    tags = {"target": name, "data_digest": answers.digest}
+        store, prefix=prefix, plan=plan, facts=planned.facts, owner=Owner.this_process(processor=processor()),
+        lease_s=lease_s(), scales=lambda: fit_plan(plan, computer),
+    )  # fmt: skip
+    tags = {"target": name, "data_digest": planned.facts["data_digest"]}
     run_name = name if part is None else f"{name}-slice-{part[0]}-of-{part[1]}"
     with stage_run("cache", run_name, workspace=workspace, params=params.cache.model_dump(), tags=tags) as tracked:
-        started = time.monotonic()
-        num_computed = _write(writer, plan, sequences, opened, part=part)
-        rate = num_computed / (time.monotonic() - started)
-        if part is not None:
+        try:
+            if part is None:
+                # Before the first object, so that no collector takes what is begun for abandoned. A slice's machine may
+                # be gone tomorrow, and nobody could tell.
+                register(store, prefix, root=workspace.root)
+            started = time.monotonic()
+            report = _write(writer, planned, computer, part=part)
+            rate = report.num_tokens / (time.monotonic() - started)
             tracked.log_metrics({"tokens_per_s": rate}, step=0)
-            return
-        manifest = writer.finish()
-        tracked.log_metrics(
-            {
-                "tokens_per_s": rate,
-                "num_tokens": plan.num_tokens,
-                "num_shards": len(plan.shards),
-                "logical_bytes": sum(plan.logical_bytes.values()),
-                "stored_bytes": sum(item.size for item in manifest.objects),
-            },
-            step=0,
-        )
-        uri = f"{store.uri}/{prefix}"
-        tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
+            if report.claimed:
+                raise ShardClaimedError(
+                    f"{len(report.claimed)} shards of {prefix} are held by other processes, all others are done",
+                    got="; ".join(report.claimed),
+                    expected="to run again when they have ended",
+                )
+            if part is not None:
+                return
+            manifest = writer.finish()
+            tracked.log_metrics(
+                {
+                    "num_tokens": plan.num_tokens,
+                    "num_shards": plan.num_shards,
+                    "logical_bytes": sum(plan.logical_bytes.values()),
+                    "stored_bytes": manifest.num_bytes,
+                },
+                step=0,
+            )
+            uri = f"{store.uri}/{prefix}"
+            tracked.log_dataset(uri=uri, digest=manifest.digest, name=prefix, context="target cache")
+        finally:
+            _tell_retries(store, tracked)
     manifest.write(workspace.cache_manifest(name))
+    register(store, prefix, root=workspace.root)
+
+
+def stream_manifest(planned: PlannedCache) -> Manifest:
+    """The manifest of a cache that is only planned."""
+    facts = {**planned.facts, "mode": "stream", "totals": plan_totals(planned.plan)}
+    return Manifest(MANIFEST_KIND, planned.prefix, (), facts)
+
+
+def lease_s() -> float:
+    """Seconds that a claim lasts without being renewed. Raises ParamsError if DRAFTSMITH_LEASE_S is no number > 0."""
+    text = os.environ.get(LEASE_VARIABLE, "")
+    try:
+        seconds = float(text) if text else DEFAULT_LEASE_S
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ParamsError("the lease of a claim cannot be read", got=text, expected="seconds > 0", where=LEASE_VARIABLE)
+    return seconds
 
 
 def parse_slice(text: str | None) -> tuple[int, int] | None:
@@ -150,47 +218,25 @@ def parse_slice(text: str | None) -> tuple[int, int] | None:
     return int(index), int(count)
 
 
+def _tell_retries(store: Store, tracked: StageRun) -> None:
+    """Say on stderr and in MLflow what the store had to do again."""
+    told = describe_retries(store.retries)
+    if told:
+        sys.stderr.write(f"draftsmith: requests to {store.uri} that were repeated: {told}\n")
+    tracked.log_metrics({f"store_retries/{reason}": count for reason, count in store.retries.items()}, step=0)
+
+
 def _write(
-    writer: CacheWriter, plan: CachePlan, sequences: Sequences, opened: OpenTarget, *, part: tuple[int, int] | None
-) -> int:
-    """Write this slice's shards; returns the tokens that were computed now."""
-    by_id = {item.id: item for item in sequences.items}
-    mine = [shard for shard in plan.shards if part is None or shard.index % part[1] == part[0]]
-    computed = 0
-    with progress(
-        f"cache@{opened.place.name}", total=sum(shard.num_tokens for shard in mine), unit="tokens"
-    ) as advance:
-        for shard in mine:
-            if writer.is_done(shard):
-                advance(shard.num_tokens)
-                continue
+    writer: CacheWriter, planned: PlannedCache, computer: Computer, *, part: tuple[int, int] | None
+) -> WriteReport:
+    """Write those shards of this slice that are not done."""
+    mine = [shard for shard in planned.plan.shards if part is None or shard.index % part[1] == part[0]]
+    pending = writer.pending(mine)
+    with progress(f"cache@{planned.name}", total=sum(shard.num_tokens for shard in pending), unit="tokens") as advance:
 
-            def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-                nonlocal computed
-                members = [by_id[sample.id] for sample in batch]
-                yield from compute_batch(members, opened=opened)
-                computed += sum(len(item.input_ids) for item in members)
-                advance(sum(len(item.input_ids) for item in members))
+        def compute(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+            for arrays in computer(batches):
+                yield arrays
+                advance(sum(len(item.input_ids) for item in arrays))
 
-            writer.write_shard(shard, compute)
-    return computed
-
-
-def compute_batch(members: list[Sequence], *, opened: OpenTarget) -> Iterator[SampleArrays]:
-    """One forward pass over whole sequences, flat: no padding, attention sequence by sequence."""
-    target = opened.target
-    counts = [len(item.input_ids) for item in members]
-    batch = FlatBatch.make([0] * len(members), counts=counts, slots=range(len(members)), device=target.device)
-    ids = torch.from_numpy(np.concatenate([item.input_ids for item in members]).astype(np.int64))
-    output = target.forward(ids.to(target.device), batch=batch, rows=target.new_rows())
-    context, hidden = bf16_bits(output.captured), bf16_bits(output.last_hidden)
-    ends = np.cumsum(counts)
-    for item, end in zip(members, ends, strict=True):
-        start = end - len(item.input_ids)
-        rows = start + item.label_positions if opened.place.row.last_hidden == "labels" else slice(start, end)
-        yield SampleArrays(item.input_ids, item.supervised, context[start:end], hidden[rows])
-
-
-def bf16_bits(values: torch.Tensor) -> NDArray[np.uint16]:
-    """A tensor as bfloat16 bits on the host."""
-    return values.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+        return writer.write_shards(pending, compute)

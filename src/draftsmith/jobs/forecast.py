@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
+from draftsmith.cache.stream_plan import storage_limit
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
 
@@ -48,6 +49,8 @@ class Forecast:
 def forecast(workspace: Workspace, params: Params) -> Forecast:
     """Sums from params.yaml and the rates above."""
     num_answers = params.prompts.num_train + params.prompts.num_validation
+    limit = storage_limit()
+    streamed: dict[str, float] = {}  # seconds of one pass over a cache that is too large to be there as a whole
     seconds = {"answers": 0.0, "cache": 0.0, "training": 0.0, "calibration": 0.0, "evaluation": 0.0}
     disk, memory = 0.0, 0.0
     for name in params.active_targets:
@@ -57,14 +60,21 @@ def forecast(workspace: Workspace, params: Params) -> Forecast:
         written = num_answers * params.answers.max_new_tokens * 0.87
         tokens = written + num_answers * PROMPT_TOKENS
         seconds["answers"] += STAGE_START_S + scale * written / ANSWER_TOKENS_PER_S
-        seconds["cache"] += STAGE_START_S + scale * tokens / CACHE_TOKENS_PER_S
-        disk += tokens * 2 * row.hidden_size * (len(row.capture_layers) + 1) / 1.45 + 2 * weights
+        cache_bytes = tokens * 2 * row.hidden_size * (len(row.capture_layers) + 1) / 1.45
+        if limit is not None and cache_bytes > limit:
+            cache_bytes, streamed[name] = limit, scale * tokens / CACHE_TOKENS_PER_S
+        else:
+            seconds["cache"] += STAGE_START_S + scale * tokens / CACHE_TOKENS_PER_S
+        disk += cache_bytes + 2 * weights
         memory = max(memory, 2 * weights + MEMORY_BYTES * min(1.0, scale))
     for key, run in params.runs.items():
         recipe, row, drafter = params.train_of(key), params.targets[run.target], params.drafters[run.drafter]
         head = row.vocab_size * row.hidden_size / (49152 * 576)
         slots = recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR
         seconds["training"] += STAGE_START_S + slots * SECONDS_PER_SLOT[drafter.kind] * head
+        # Each epoch makes the shards that it reads; the pass before the first makes all of them.
+        passes = 1 + recipe.steps * recipe.global_batch / params.prompts.num_train
+        seconds["training"] += passes * streamed.get(run.target, 0.0)
         if drafter.confidence:
             made = params.prompts.num_calibration * params.calibrate.max_new_tokens * 0.9
             seconds["calibration"] += STAGE_START_S + made / DRAFT_TOKENS_PER_S

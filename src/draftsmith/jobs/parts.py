@@ -75,14 +75,18 @@ def weights_digest(folder: Path) -> str:
 def open_target(workspace: Workspace, params: Params, name: str) -> OpenTarget:
     """Load a target in its row's dtype on this machine's device."""
     place = target_folder(workspace, params, name)
-    target = load_target(
+    return OpenTarget(place, load_placed(place), load_chat_format(place.folder))
+
+
+def load_placed(place: TargetFolder) -> Target:
+    """The target of a folder, in its row's dtype on this machine's device."""
+    return load_target(
         place.folder,
         family=FAMILIES[place.row.family],
         capture_layers=place.row.capture_layers,
         dtype=place.row.dtype,
         device=device_name(),
     )
-    return OpenTarget(place, target, load_chat_format(place.folder))
 
 
 def open_drafter(workspace: Workspace, params: Params, key: str, *, opened: OpenTarget) -> Drafter:

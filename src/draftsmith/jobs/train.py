@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import uuid
 
 from draftsmith.drafters.registry import CONFIG_NAME, WEIGHTS_NAME
 from draftsmith.errors import TrainingError
@@ -18,15 +19,18 @@ def run(workspace: Workspace, params: Params, key: str) -> None:
     params.run(key)
     remove_shared_memory(own=False)
     started = time.time()
-    num_ranks = num_local_ranks()
+    num_ranks, start_id = num_local_ranks(), uuid.uuid4().hex
     if num_ranks == 1:
         scratch = workspace.scratch_dir("train", key)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         rendezvous = scratch / "rendezvous"
-        train_rank.run_rank(workspace, params, key, rank=0, num_ranks=1, init_method=f"file://{rendezvous}")
+        train_rank.run_rank(
+            workspace, params, key, rank=0, num_ranks=1, init_method=f"file://{rendezvous}", start_id=start_id
+        )
     else:
-        launch_ranks("draftsmith.jobs.train_rank", arguments=["--key", key], num_ranks=num_ranks, cwd=workspace.root)
+        arguments = ["--key", key, "--start-id", start_id]
+        launch_ranks("draftsmith.jobs.train_rank", arguments=arguments, num_ranks=num_ranks, cwd=workspace.root)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         path = workspace.drafter_dir(key) / name
         if not path.is_file() or path.stat().st_mtime < started - 1:

@@ -11,10 +11,14 @@ from draftsmith.paths import Workspace
 
 
 def run(workspace: Workspace, params: Params, name: str, *, deep: bool, sample_bytes: int | None) -> VerifyReport:
-    """Check sizes of all objects and sha256 of a sample (all with `deep`). Raises CacheError that lists problems."""
+    """Check the sizes of all objects, and the sha256 of all, or of a random sample if there are many bytes.
+
+    `deep` hashes all in any case; `sample_bytes` is how many bytes are many (default 2 GiB), and so many are read.
+    Raises CacheError that lists the problems.
+    """
     params.target(name)
     manifest = cache_manifest(workspace, name)
-    report = verify_cache(workspace_store(workspace), manifest, deep=deep)
+    report = verify_cache(workspace_store(workspace), manifest, deep=deep, sample_bytes=sample_bytes)
     if not report.ok:
         raise CacheError(report.text)
     write_json(workspace.verify_receipt(name), {"prefix": manifest.prefix, "digest": manifest.digest})

@@ -142,15 +142,16 @@ def encode_table(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_table(data: bytes, schema: pa.Schema) -> pa.Table:
-    """The table of Parquet bytes; raises PromptError unless it has exactly `schema`."""
+def decode_table(data: bytes, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table of Parquet bytes, or some `columns` of it; raises PromptError unless it has exactly `schema`."""
     try:
         # Not pq.read_table: its data set scanner lets go of Python's bytes in a thread of its own, and if the
         # interpreter is leaving just then, the whole process aborts.
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            table = file.read(use_threads=False)
+            found = file.schema_arrow
+            table = file.read(columns=columns, use_threads=False) if found.equals(schema) else None
     except pa.ArrowInvalid as error:
         raise PromptError(f"not a Parquet table: {' '.join(str(error).split())[:200]}") from None
-    if not table.schema.equals(schema):
-        raise PromptError("a Parquet table of other columns", got=table.schema.names, expected=schema.names)
+    if table is None:
+        raise PromptError("a Parquet table of other columns", got=found.names, expected=schema.names)
     return table

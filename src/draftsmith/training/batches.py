@@ -35,8 +35,9 @@ class BatchShape:
 
 
 def bf16_tensor(bits: NDArray[np.uint16]) -> torch.Tensor:
-    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape, without a copy."""
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    """bfloat16 bits as uint16 -> a bfloat16 tensor of the same shape; bits that may not be written to are copied."""
+    own = bits if bits.flags.writeable else bits.copy()
+    return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
 
 
 def pack_rows(lengths: Sequence[int], *, row_tokens: int) -> list[list[int]]:

@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from draftsmith.cache.reader import CacheReader
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.cache.reader import SampleSource
 from draftsmith.errors import TrainingError
 from draftsmith.nn.block import BlockBatch
 from draftsmith.training.batches import BatchShape, make_block_batch
+
+ORDERS_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -21,13 +26,17 @@ class Planned:
     epoch: int
 
 
-def global_batch(step: int, *, size: int, order: Callable[[int], Sequence[int]]) -> list[Planned]:
-    """The `size` samples of update `step`: a walk through the epochs' orders, the same at any number of ranks."""
-    first = order(0)
+def global_batch(
+    step: int, *, size: int, num_members: int, order: Callable[[int], Sequence[int] | NDArray[np.int64]]
+) -> list[Planned]:
+    """The `size` samples of update `step`: a walk through the epochs' orders, the same at any number of ranks.
+
+    `order` gives the `num_members` samples of an epoch in that epoch's order.
+    """
     planned = []
     for position in range(step * size, (step + 1) * size):
-        epoch, offset = divmod(position, len(first))
-        planned.append(Planned((first if epoch == 0 else order(epoch))[offset], epoch))
+        epoch, offset = divmod(position, num_members)
+        planned.append(Planned(int(order(epoch)[offset]), epoch))
     return planned
 
 
@@ -51,7 +60,7 @@ class StepLoader:
 
     def __init__(
         self,
-        reader: CacheReader,
+        source: SampleSource,
         *,
         members: Sequence[int],
         shape: BatchShape,
@@ -68,30 +77,44 @@ class StepLoader:
                 expected="at least one",
                 where="params.yaml: train.min_supervised",
             )
-        self.reader, self.shape = reader, shape
-        self.members = frozenset(members)
+        self.source, self.shape = source, shape
+        self._is_member = np.zeros(len(source.samples), dtype=bool)
+        self._is_member[np.asarray(members, dtype=np.int64)] = True
+        self._num_members = int(self._is_member.sum())
         self.size, self.micro_batch, self.seed = size, micro_batch, seed
         self.rank, self.num_ranks = rank, num_ranks
-        self._orders: dict[int, list[int]] = {}
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:
-            self._orders[epoch] = [i for i in self.reader.order(self.seed, epoch=epoch) if i in self.members]
+            # Two are in use at once: the epoch that is read, and the one that shards are opened ahead for.
+            while len(self._orders) >= ORDERS_KEPT:
+                del self._orders[min(self._orders)]
+            order = self.source.order(self.seed, epoch=epoch)
+            self._orders[epoch] = order[self._is_member[order]]
         return self._orders[epoch]
+
+    def _shares(self, step: int) -> list[Sequence[Planned]]:
+        planned = global_batch(step, size=self.size, num_members=self._num_members, order=self._order)
+        return micro_batches(planned, rank=self.rank, num_ranks=self.num_ranks, micro_batch=self.micro_batch)
 
     def load(self, step: int) -> list[BlockBatch]:
         """The micro-batches of one step, for this rank."""
-        planned = global_batch(step, size=self.size, order=self._order)
-        shares = micro_batches(planned, rank=self.rank, num_ranks=self.num_ranks, micro_batch=self.micro_batch)
         return [
             make_block_batch(
-                [(self.reader.read(item.sample), item.epoch) for item in share], shape=self.shape, seed=self.seed
+                [(self.source.read(item.sample, epoch=item.epoch), item.epoch) for item in share],
+                shape=self.shape, seed=self.seed,
             )
-            for share in shares
-        ]
+            for share in self._shares(step)
+        ]  # fmt: skip
+
+    def _walk(self, first: int, stop: int) -> Iterator[int]:
+        """The indices that this rank reads in steps first..stop-1, in order."""
+        return (item.sample for step in range(first, stop) for share in self._shares(step) for item in share)
 
     def steps(self, first: int, *, stop: int) -> Iterator[tuple[int, list[BlockBatch]]]:
-        """(step, micro-batches) for first..stop-1."""
+        """(step, micro-batches) for first..stop-1; the source is told beforehand what will be read."""
+        self.source.follow(self._walk(first, stop))
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             ahead = pool.submit(self.load, first) if first < stop else None
             for step in range(first, stop):

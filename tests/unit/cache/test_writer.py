@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from draftsmith.cache import claims
-from draftsmith.cache.claims import Claim, Owner
-from draftsmith.cache.plan import Codec, PlannedSample, SampleLength, array_layouts, plan_cache
+from draftsmith.cache.claims import Claim
+from draftsmith.cache.commits import read_commit
+from draftsmith.cache.plan import PlannedSample, SampleLength, array_layouts, plan_cache
 from draftsmith.cache.writer import SampleArrays
-from draftsmith.errors import CacheError, ShardClaimedError, StoreError
+from draftsmith.errors import CacheError, ShardClaimedError
 from draftsmith.manifest import sha256_hex
 from draftsmith.storage import LocalStore, ObjectInfo
-from tests.unit.cache.toy import FACTS, PREFIX, DyingStore, Toy, fill, toy_arrays, toy_plan, toy_spec, toy_writer
+from tests.unit.cache.toy import (
+    FACTS,
+    PREFIX,
+    DyingStore,
+    Toy,
+    each,
+    elsewhere,
+    fill,
+    shard_of,
+    toy_arrays,
+    toy_plan,
+    toy_spec,
+    toy_writer,
+)
 
 RECORDS = f"records/{PREFIX}"
 CLAIM = f"{RECORDS}/claims/000000.json"
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -40,11 +49,6 @@ def with_bits(values: np.ndarray, place: int, bits: int) -> np.ndarray:
     changed = values.copy()
     changed.flat[place] = bits
     return changed
-
-
-def elsewhere() -> Owner:
-    """A process of another machine."""
-    return dataclasses.replace(Owner.this_process(processor="toy"), host="other-host", machine="other", pid=4242)
 
 
 def test_objects_and_manifest(store: LocalStore) -> None:
@@ -78,15 +82,14 @@ def test_planned_bytes_are_the_whole_cache_within_one_percent(store: LocalStore)
     spec = dataclasses.replace(toy_spec(codec="plain"), hidden_size=256, shard_tokens=1024, chunk_tokens=128)
     plan = plan_cache([SampleLength(f"{number}", 100 + number, 50) for number in range(30)], spec=spec)
 
-    def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        for sample in batch:
-            ids = np.arange(sample.num_tokens, dtype=np.int32)
-            mask = (ids < 51).astype(np.uint8)
-            yield SampleArrays(ids, mask, np.ones((len(ids), 2, 256), np.uint16), np.ones((50, 256), np.uint16))
+    def make(sample: PlannedSample) -> SampleArrays:
+        ids = np.arange(sample.num_tokens, dtype=np.int32)
+        mask = (ids < 51).astype(np.uint8)
+        return SampleArrays(ids, mask, np.ones((len(ids), 2, 256), np.uint16), np.ones((50, 256), np.uint16))
 
     writer = toy_writer(store, plan)
     for shard in plan.shards:
-        writer.write_shard(shard, compute)
+        writer.write_shard(shard, each(make))
     real = sum(item.size for item in writer.finish().objects)
     assert abs(sum(plan.stored_bytes.values()) / real - 1) < 0.01
 
@@ -95,7 +98,8 @@ def test_any_zarr_reader_opens_it(store: LocalStore) -> None:
     plan = toy_plan()
     fill(store, plan, Toy(plan))
     group = zarr.open_group(Path(store.uri) / PREFIX, mode="r")
-    assert sorted(name for name, _ in group.members()) == ["context", "input_ids", "last_hidden", "supervised"]
+    arrays = {name for name, _ in group.members() if not name.startswith("sample_")}
+    assert arrays == {"context", "input_ids", "last_hidden", "supervised"}
     assert group.attrs["draftsmith"]["facts"] == FACTS
     assert group["context"].attrs["holds"] == "bfloat16"
     assert group["context"].metadata.dimension_names == ("token", "layer", "hidden")
@@ -137,39 +141,15 @@ def test_slices_in_any_order_make_the_same_cache(store: LocalStore, tmp_path: Pa
     assert toy_writer(other, plan).finish().digest == whole.digest
 
 
-@pytest.mark.parametrize(
-    ("codec", "die_after", "num_done"),
-    [("plain", 2, 0), ("bf16", 6, 0), ("plain", 5 + 6 + 3, 1), ("bf16", 5 + 2 * 6 + 5, 2), ("bf16", 5 + 3 * 6, 3)],
-)
-def test_kill_in_the_middle_of_a_shard(
-    store: LocalStore, tmp_path: Path, codec: Codec, die_after: int, num_done: int
-) -> None:
-    """SIGKILL after the claim, among the objects, before or after the commit: what was done is not made again.
-
-    Writes of the toy: 5 metadata objects, then 6 a shard (claim, 4 objects, commit record).
-    """
-    plan = toy_plan(codec=codec)
-    expected = fill(LocalStore(tmp_path / "uninterrupted"), plan, Toy(plan))
-    command = [sys.executable, "-m", "tests.unit.cache.toy", store.uri, codec, str(die_after)]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert child.returncode == -9, child.stderr
-    writer = toy_writer(store, plan, lease_s=3600.0)
-    assert [writer.is_done(shard) for shard in plan.shards] == [number < num_done for number in range(len(plan.shards))]
-    toy = Toy(plan)
-    assert fill(store, plan, toy).digest == expected.digest
-    assert sorted(toy.computed) == sorted(s.id for shard in plan.shards[num_done:] for s in shard.samples)
-    assert list(store.list(f"{RECORDS}/claims")) == []
-
-
 def test_a_live_writer_is_not_disturbed(store: LocalStore) -> None:
     """Two writers at one shard: the second is refused with the first one's name, and the first goes on."""
     plan = toy_plan()
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
+    def slow(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
         inside.set()
         leave.wait(30)
-        return Toy(plan)(batch)
+        return Toy(plan)(batches)
 
     first = threading.Thread(target=lambda: toy_writer(store, plan).write_shard(plan.shards[0], slow))
     first.start()
@@ -182,64 +162,6 @@ def test_a_live_writer_is_not_disturbed(store: LocalStore) -> None:
     leave.set()
     first.join()
     assert toy_writer(store, plan).is_done(plan.shards[0])
-
-
-def test_a_lease_is_renewed_while_its_process_works(store: LocalStore) -> None:
-    with Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=0.6) as claim:
-        for _ in range(6):
-            time.sleep(0.2)
-            claim.check()
-        second = Claim.hold(store, CLAIM, owner=Owner.this_process(processor="toy"), lease_s=0.6)
-        with pytest.raises(ShardClaimedError, match="process 4242 on other-host"):
-            second.__enter__()
-    assert store.head(CLAIM) is None
-
-
-def test_an_expired_claim_is_taken_over(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old owner finds out at its next look, writes nothing more, and leaves the new claim alone."""
-    monkeypatch.setattr(Claim, "_renew_until_stopped", lambda self: None)
-    old = Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=0.2)
-    stalled = old.__enter__()
-    time.sleep(0.3)
-    with Claim.hold(store, CLAIM, owner=Owner.this_process(processor="toy"), lease_s=60.0) as claim:
-        with pytest.raises(ShardClaimedError, match="ran out"):
-            stalled.check()
-        old.__exit__(None, None, None)
-        claim.check()
-        assert store.head(CLAIM) is not None
-    assert store.head(CLAIM) is None
-
-
-def test_a_lost_claim_is_noticed_by_the_renewal(store: LocalStore) -> None:
-    with Claim.hold(store, CLAIM, owner=elsewhere(), lease_s=3.0) as claim:
-        body = json.loads(store.get(CLAIM))
-        body["token"], body["owner"]["host"] = "another", "third-host"
-        store.put(CLAIM, json.dumps(body).encode())
-        claim.check()
-        claim._thread.join(20)
-        with pytest.raises(ShardClaimedError, match="taken over by process 4242 on third-host"):
-            claim.check()
-
-
-def test_a_dead_process_of_this_machine_holds_nothing(store: LocalStore) -> None:
-    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = dataclasses.replace(Owner.this_process(processor="toy"), pid=int(child.stdout), started="1")
-    assert dead.is_dead()
-    assert not Owner.this_process(processor="toy").is_dead()
-    assert not elsewhere().is_dead()
-    reused = dataclasses.replace(Owner.this_process(processor="toy"), started="1")
-    assert reused.is_dead()
-
-
-def test_a_zombie_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    started = str(claims._process_start(child.pid))
-    owner = dataclasses.replace(Owner.this_process(processor="toy"), pid=child.pid, started=started)
-    deadline = time.monotonic() + 20
-    while not owner.is_dead() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert owner.is_dead()
-    child.wait()
 
 
 class LostAnswers(DyingStore):
@@ -296,16 +218,15 @@ def test_the_first_committed_wins(store: LocalStore) -> None:
     plan = toy_plan()
     shard = plan.shards[0]
 
-    def overtaken(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        if batch == shard.batch(0):
+    def overtaken(sample: PlannedSample) -> SampleArrays:
+        if sample == shard.batch(0)[0]:
             store.delete(CLAIM)
             toy_writer(store, plan).write_shard(shard, Toy(plan))
-        for sample in batch:
-            arrays = toy_arrays(sample, plan.spec)
-            yield dataclasses.replace(arrays, context=arrays.context ^ 1)
+        arrays = toy_arrays(sample, plan.spec)
+        return dataclasses.replace(arrays, context=arrays.context ^ 1)
 
     with pytest.raises(CacheError, match="was written by another process"):
-        toy_writer(store, plan).write_shard(shard, overtaken)
+        toy_writer(store, plan).write_shard(shard, each(overtaken))
     committed = toy_writer(store, plan).write_shard(shard, Toy(plan))
     record = next(item for item in committed.objects if item.path == "context/c.0.0.0")
     assert sha256_hex(store.get(f"{PREFIX}/{record.path}")) == record.sha256
@@ -336,15 +257,14 @@ def test_arrays_that_do_not_fit_are_refused(store: LocalStore, name: str, change
     plan = toy_plan()
     victim = plan.shards[0].samples[1]
 
-    def compute(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
-        for sample in batch:
-            arrays = toy_arrays(sample, plan.spec)
-            changed = {name: change(getattr(arrays, name))}  # type: ignore[operator]
-            yield dataclasses.replace(arrays, **changed) if sample == victim else arrays
+    def make(sample: PlannedSample) -> SampleArrays:
+        arrays = toy_arrays(sample, plan.spec)
+        changed = {name: change(getattr(arrays, name))}  # type: ignore[operator]
+        return dataclasses.replace(arrays, **changed) if sample == victim else arrays
 
     with pytest.raises(CacheError, match=f"sample {victim.id}: {expected}"):
-        toy_writer(store, plan).write_shard(plan.shards[0], compute)
-    assert [item.path for item in store.list("") if "c." in item.path.rpartition("/")[2][:2]] == []
+        toy_writer(store, plan).write_shard(plan.shards[0], each(make))
+    assert {shard_of(item.path) for item in store.list("")} == {None}
     assert list(store.list("records")) == []
 
 
@@ -356,17 +276,29 @@ def test_a_lease_must_last(store: LocalStore) -> None:
 def test_a_batch_of_another_number_of_samples_is_refused(store: LocalStore) -> None:
     plan = toy_plan()
     with pytest.raises(CacheError, match="batch of another number of samples: got 0"):
-        toy_writer(store, plan).write_shard(plan.shards[0], lambda batch: [])
+        toy_writer(store, plan).write_shard(plan.shards[0], lambda batches: iter([]))
+
+
+def test_more_batches_than_were_asked_for_are_refused(store: LocalStore) -> None:
+    plan = toy_plan()
+
+    def compute(batches: Iterable[tuple[PlannedSample, ...]]) -> Iterator[list[SampleArrays]]:
+        yield from Toy(plan)(batches)
+        yield [toy_arrays(plan.samples[0], plan.spec)]
+
+    with pytest.raises(CacheError, match=r"more batches than were asked for: expected \d of shard 0"):
+        toy_writer(store, plan).write_shard(plan.shards[0], compute)
+    assert not toy_writer(store, plan).is_done(plan.shards[0])
 
 
 def test_an_error_of_the_target_gives_the_claim_up(store: LocalStore) -> None:
     plan = toy_plan()
 
-    def broken(batch: tuple[PlannedSample, ...]) -> Iterator[SampleArrays]:
+    def broken(sample: PlannedSample) -> SampleArrays:
         raise MemoryError("out of memory")
 
     with pytest.raises(MemoryError):
-        toy_writer(store, plan).write_shard(plan.shards[0], broken)
+        toy_writer(store, plan).write_shard(plan.shards[0], each(broken))
     assert store.head(CLAIM) is None
 
 
@@ -385,15 +317,36 @@ def test_broken_records_are_named(store: LocalStore, kind: str) -> None:
         toy_writer(store, plan).write_shard(plan.shards[0], Toy(plan))
 
 
-def test_a_store_that_is_gone_for_a_moment_does_not_end_the_claim(store: LocalStore) -> None:
-    class Flaky(DyingStore):
-        def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
-            self._left += 1
-            if self._left % 2:
-                raise StoreError("gone for a moment")
-            return self._store.put_if_match(path, data, etag=etag)
+def test_a_commit_record_says_what_was_written(store: LocalStore) -> None:
+    plan = toy_plan(codec="plain")
+    started = time.monotonic()
+    fill(store, plan, Toy(plan))
+    wall_s = time.monotonic() - started
+    for shard in plan.shards:
+        commit = read_commit(store, PREFIX, shard.index)
+        assert commit is not None
+        assert (commit.shard, commit.processor) == (shard.index, "toy")
+        assert commit.num_tokens == sum(sample.num_tokens for sample in shard.samples)
+        # int32 ids, uint8 masks, 2 x 6 numbers of 16 bits a token, 6 a label.
+        assert commit.logical_bytes == commit.num_tokens * (4 + 1 + 24) + 12 * sum(s.num_labels for s in shard.samples)
+        assert 0 <= commit.compute_s < wall_s
+        assert {shard_of(f"{PREFIX}/{item.path}") for item in commit.objects} == {shard.index}
+        for item in commit.stored:
+            data, there = store.get(f"{PREFIX}/{item.record.path}"), store.head(f"{PREFIX}/{item.record.path}")
+            assert (item.record.size, item.record.sha256) == (len(data), sha256_hex(data))
+            assert there is not None
+            assert item.etag == there.etag
+    assert read_commit(store, PREFIX, plan.num_shards) is None
 
-    with Claim.hold(Flaky(store, die_after=0), CLAIM, owner=elsewhere(), lease_s=0.9) as claim:
-        for _ in range(15):
-            time.sleep(0.1)
-            claim.check()
+
+def test_pending_shards_are_those_that_are_not_done(store: LocalStore) -> None:
+    plan = toy_plan()
+    writer = toy_writer(store, plan)
+    assert writer.pending(plan.shards) == list(plan.shards)
+    writer.write_shards([plan.shards[2], plan.shards[0]], Toy(plan))
+    store.delete(f"{PREFIX}/input_ids/c.0")
+    other = toy_writer(store, plan)
+    assert [shard.index for shard in other.pending(plan.shards)] == [
+        shard.index for shard in plan.shards if shard.index != 2
+    ]
+    assert [shard.index for shard in other.pending(plan.shards[2:])] == [s.index for s in plan.shards[3:]]

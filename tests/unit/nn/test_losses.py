@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode, addmm_flop
 
+from draftsmith.nn import slices
 from draftsmith.nn.losses import DraftLoss, draft_loss
 
 NUM, HIDDEN, RANK, VOCAB = 23, 16, 5, 67
@@ -17,6 +19,13 @@ CASES = [
     for rank, name in ((0, "alone"), (RANK, "sequential"))
     for cap in (None, 3.0)
 ]
+
+
+@pytest.fixture(autouse=True, params=[VOCAB, None], ids=["chunks", "whole"])
+def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary is so small that a slice is one chunk; once more with a row a thread in each chunk."""
+    if request.param is not None:
+        monkeypatch.setattr(slices, "CHUNK_ELEMENTS_PER_THREAD", request.param)
 
 
 @dataclass
@@ -51,7 +60,9 @@ class Problem:
     def learnt(self) -> list[Tensor]:
         return [tensor for tensor in (self.hidden, self.feature, self.output_weight) if tensor is not None]
 
-    def loss(self, *, softcap: float | None, slice_rows: int, ce: float = 0.1, tv: float = 0.9) -> DraftLoss:
+    def loss(
+        self, *, softcap: float | None, slice_rows: int | None = None, ce: float = 0.1, tv: float = 0.9
+    ) -> DraftLoss:
         return draft_loss(
             self.hidden, feature=self.feature, output_weight=self.output_weight, head=self.head,
             target_hidden=self.target_hidden, labels=self.labels, weights=self.weights,
@@ -88,8 +99,21 @@ def plain_loss(problem: Problem, *, softcap: float | None, ce: float = 0.1, tv: 
     return Plain(ce * ce_sum + tv * tv_sum, ce_sum, tv_sum, draft.detach(), wanted.detach())
 
 
+def assert_gradients_equal(got: Problem, exact: Problem) -> None:
+    for found, expected in zip(got.learnt(), exact.learnt(), strict=True):
+        assert found.grad is not None
+        assert expected.grad is not None
+        assert relative_error(found.grad, expected.grad) < 1e-5
+
+
+def require_grad(*problems: Problem) -> None:
+    for problem in problems:
+        for tensor in problem.learnt():
+            tensor.requires_grad_(True)
+
+
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    return float((got.double() - expected).norm() / expected.norm())
+    return float((got.cpu().double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("slice_rows", [1, 7, 22, 23, 256])
@@ -105,10 +129,7 @@ def test_value_and_gradients_are_those_of_the_plain_loss(rank: int, softcap: flo
     (3.0 * plain.total).backward()
     for got, expected in ((loss.total, plain.total), (loss.ce, plain.ce), (loss.tv, plain.tv)):
         assert relative_error(got.detach(), expected.detach()) < 1e-5
-    for got, expected in zip(problem.learnt(), exact.learnt(), strict=True):
-        assert got.grad is not None
-        assert expected.grad is not None
-        assert relative_error(got.grad, expected.grad) < 1e-5
+    assert_gradients_equal(problem, exact)
 
 
 @pytest.mark.parametrize(("ce", "tv"), [(1.0, 0.0), (0.0, 1.0)])
@@ -120,10 +141,78 @@ def test_one_term_alone(rank: int, softcap: float | None, ce: float, tv: float) 
         tensor.requires_grad_(True)
     problem.loss(softcap=softcap, slice_rows=9, ce=ce, tv=tv).total.backward()
     plain_loss(exact, softcap=softcap, ce=ce, tv=tv).total.backward()
-    for got, expected in zip(problem.learnt(), exact.learnt(), strict=True):
-        assert got.grad is not None
-        assert expected.grad is not None
-        assert relative_error(got.grad, expected.grad) < 1e-5
+    assert_gradients_equal(problem, exact)
+
+
+@pytest.mark.parametrize(("rank", "softcap"), CASES)
+def test_one_row_with_the_default_slice(rank: int, softcap: float | None) -> None:
+    problem = Problem.draw(rank=rank, seed=6, num=1)
+    exact = problem.to(torch.float64)
+    require_grad(problem, exact)
+    loss, plain = problem.loss(softcap=softcap), plain_loss(exact, softcap=softcap)
+    loss.total.backward()
+    plain.total.backward()
+    assert relative_error(loss.total.detach(), plain.total.detach()) < 1e-5
+    assert_gradients_equal(problem, exact)
+
+
+@pytest.mark.parametrize(("rank", "softcap"), CASES)
+def test_rows_of_weight_zero_add_nothing(rank: int, softcap: float | None) -> None:
+    """Rows of weight zero: the sums and gradients of the others alone; all of weight zero: exactly none."""
+    problem = Problem.draw(rank=rank, seed=7)
+    problem.weights[::2] = 0.0
+    exact = problem.to(torch.float64)
+    require_grad(problem, exact)
+    loss, plain = problem.loss(softcap=softcap, slice_rows=6), plain_loss(exact, softcap=softcap)
+    loss.total.backward()
+    plain.total.backward()
+    assert relative_error(loss.total.detach(), plain.total.detach()) < 1e-5
+    assert_gradients_equal(problem, exact)
+    assert problem.hidden.grad is not None
+    assert problem.hidden.grad[::2].abs().sum() == 0
+    silent = Problem.draw(rank=rank, seed=7)
+    silent.weights.zero_()
+    require_grad(silent)
+    nothing = silent.loss(softcap=softcap, slice_rows=6)
+    nothing.total.backward()
+    assert nothing.total.item() == 0.0
+    assert all(tensor.grad is not None and tensor.grad.abs().sum() == 0 for tensor in silent.learnt())
+    assert torch.equal(nothing.acceptance, loss.acceptance)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_confidence_learns_from_the_acceptance_and_the_whole_loss_is_the_plain_one(softcap: float | None) -> None:
+    """L = 0.1 CE + 0.9 TV + BCE with the acceptance as a fixed label: its gradients add to those of the slices."""
+    problem = Problem.draw(rank=RANK, seed=8)
+    exact = problem.to(torch.float64)
+    require_grad(problem, exact)
+    weight = torch.randn(HIDDEN + RANK, generator=torch.Generator().manual_seed(9)) * 0.3
+
+    def bce(operands: Problem, acceptance: Tensor) -> Tensor:
+        assert operands.feature is not None
+        logits = torch.cat((operands.hidden, operands.feature), dim=1) @ weight.to(operands.hidden.dtype)
+        rows = functional.binary_cross_entropy_with_logits(logits, acceptance, reduction="none")
+        return (rows * operands.weights).sum()
+
+    loss, plain = problem.loss(softcap=softcap, slice_rows=9), plain_loss(exact, softcap=softcap)
+    total = loss.total + bce(problem, loss.acceptance)
+    expected = plain.total + bce(exact, torch.minimum(plain.draft, plain.target).sum(-1))
+    total.backward()
+    expected.backward()
+    assert relative_error(total.detach(), expected.detach()) < 1e-5
+    assert_gradients_equal(problem, exact)
+
+
+def test_large_logits_lose_no_precision() -> None:
+    """Logits around 200 whose label is far below: exp underflows there, the cross-entropy must not."""
+    problem = Problem.draw(rank=0, seed=10)
+    problem.hidden.mul_(60.0)
+    problem.target_hidden.mul_(4.0)
+    exact = problem.to(torch.float64)
+    loss, plain = problem.loss(softcap=None, slice_rows=9), plain_loss(exact, softcap=None)
+    assert loss.ce / problem.weights.sum() > 150
+    for got, expected in ((loss.ce, plain.ce), (loss.tv, plain.tv)):
+        assert relative_error(got, expected) < 1e-5
 
 
 @pytest.mark.parametrize(("rank", "softcap"), CASES)
@@ -154,6 +243,38 @@ def test_no_gradient_reaches_the_frozen_head_or_the_target() -> None:
     assert problem.head.grad is None
     assert problem.target_hidden.grad is None
     assert not any(tensor.requires_grad for tensor in (loss.ce, loss.tv, loss.acceptance))
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_a_sequential_head_learns_when_the_states_do_not(softcap: float | None) -> None:
+    problem = Problem.draw(rank=RANK, seed=11)
+    exact = problem.to(torch.float64)
+    assert problem.output_weight is not None
+    assert exact.output_weight is not None
+    problem.output_weight.requires_grad_(True)
+    exact.output_weight.requires_grad_(True)
+    problem.loss(softcap=softcap, slice_rows=8).total.backward()
+    plain_loss(exact, softcap=softcap).total.backward()
+    assert problem.output_weight.grad is not None
+    assert exact.output_weight.grad is not None
+    assert relative_error(problem.output_weight.grad, exact.output_weight.grad) < 1e-5
+    assert problem.hidden.grad is None
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_only_the_products_that_are_needed_are_made(softcap: float | None) -> None:
+    """Forward h W, f W2 and the target's; backward dh, df and dW2; without gradients the forward ones alone."""
+    problem = Problem.draw(rank=RANK, seed=12)
+    require_grad(problem)
+    counted = {torch.ops.aten.addmm_: addmm_flop}
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        problem.loss(softcap=softcap, slice_rows=8).total.backward()
+    assert counter.get_total_flops() == 2 * NUM * VOCAB * ((2 * HIDDEN + RANK) + (HIDDEN + 2 * RANK))
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        loss = problem.loss(softcap=softcap, slice_rows=8)
+    assert counter.get_total_flops() == 2 * NUM * VOCAB * (2 * HIDDEN + RANK)
+    assert not loss.total.requires_grad
+    assert relative_error(loss.total, plain_loss(problem.to(torch.float64), softcap=softcap).total) < 1e-5
 
 
 def test_no_slots_give_a_loss_of_zero_with_gradients_of_zero() -> None:

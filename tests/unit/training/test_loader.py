@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_a_walk_through_the_epochs_by_hand() -> None:
     """Five members, four a step: steps cross epochs, and every epoch has an order of its own."""
     orders = {0: [3, 0, 4, 1, 2], 1: [2, 1, 0, 3, 4], 2: [0, 1, 2, 3, 4]}
     found = [
-        [(item.sample, item.epoch) for item in global_batch(step, size=4, order=orders.__getitem__)]
+        [(item.sample, item.epoch) for item in global_batch(step, size=4, num_members=5, order=orders.__getitem__)]
         for step in range(3)
     ]
     assert found == [
@@ -44,7 +45,7 @@ def test_a_walk_through_the_epochs_by_hand() -> None:
 
 
 def test_a_batch_larger_than_an_epoch_goes_around() -> None:
-    found = global_batch(0, size=5, order=lambda _: [1, 0])
+    found = global_batch(0, size=5, num_members=2, order=lambda _: [1, 0])
     assert [(item.sample, item.epoch) for item in found] == [(1, 0), (0, 0), (1, 1), (0, 1), (1, 2)]
 
 
@@ -191,6 +192,15 @@ def test_bfloat16_bits_are_not_changed() -> None:
     assert torch.equal(bf16_tensor(bits).view(torch.int16), values.view(torch.int16))
 
 
+def test_bits_that_may_not_be_written_to_are_copied() -> None:
+    """torch knows no read-only tensors: writing to one of them would change the shard under everybody's feet."""
+    bits = np.array([0x3F80, 0x4000], dtype=np.uint16)
+    bits.setflags(write=False)
+    tensor = bf16_tensor(bits)
+    tensor.zero_()
+    assert bits.tolist() == [0x3F80, 0x4000]
+
+
 # From a cache on disk
 
 
@@ -201,7 +211,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> CacheReader:
 
 
 def loader_of(
-    reader: CacheReader,
+    reader: CacheReader | Recording,
     *,
     rank: int = 0,
     num_ranks: int = 1,
@@ -210,7 +220,7 @@ def loader_of(
     micro_batch: int = 2,
 ) -> StepLoader:
     return StepLoader(
-        reader, members=list(range(len(reader))) if members is None else members, shape=SHAPE, size=7,
+        reader, members=list(range(len(reader.samples))) if members is None else members, shape=SHAPE, size=7,
         micro_batch=micro_batch, seed=seed, rank=rank, num_ranks=num_ranks,
     )  # fmt: skip
 
@@ -240,6 +250,38 @@ def test_steps_are_those_loaded_one_by_one_and_may_start_anywhere(reader: CacheR
     found = [(step, slots_of(batches)) for step, batches in loader.steps(2, stop=5)]
     assert found == [(step, slots_of(loader.load(step))) for step in (2, 3, 4)]
     assert list(loader.steps(3, stop=3)) == []
+
+
+class Recording:
+    """A source that keeps what it was told beforehand, and what was read of it then."""
+
+    def __init__(self, reader: CacheReader) -> None:
+        self.reader, self.told, self.read_then = reader, list[int](), list[tuple[int, int]]()
+        self.samples, self.spec, self.facts = reader.samples, reader.spec, reader.facts
+
+    def order(self, seed: int, *, epoch: int) -> np.ndarray:
+        return self.reader.order(seed, epoch=epoch)
+
+    def follow(self, walk: Iterable[int]) -> None:
+        self.told = list(walk)
+
+    def read(self, index: int, *, epoch: int) -> CachedSample:
+        self.read_then.append((index, epoch))
+        return self.reader.read(index, epoch=epoch)
+
+
+@pytest.mark.parametrize(("rank", "num_ranks"), [(0, 1), (0, 2), (1, 2), (2, 3)])
+def test_the_source_is_told_what_this_rank_will_read(reader: CacheReader, rank: int, num_ranks: int) -> None:
+    """Seven steps of 7 out of 18 samples: through three epochs."""
+    source = Recording(reader)
+    loader = loader_of(source, rank=rank, num_ranks=num_ranks)
+    assert len(list(loader.steps(1, stop=8))) == 7
+    assert source.told == [index for index, _ in source.read_then]
+    orders = [reader.order(5, epoch=epoch).tolist() for epoch in range(4)]
+    whole = [(index, epoch) for epoch in range(4) for index in orders[epoch]]
+    share = -(-7 // num_ranks)
+    steps = [whole[step * 7 : step * 7 + 7] for step in range(1, 8)]
+    assert source.read_then == [item for step in steps for item in step[rank * share : (rank + 1) * share]]
 
 
 def test_an_epoch_holds_every_member_once_and_no_other_sample(reader: CacheReader) -> None:

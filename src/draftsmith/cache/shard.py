@@ -1,0 +1,199 @@
+"""One shard of one array to and from the bytes of its object, without Zarr's own machinery.
+
+The format is Zarr's `sharding_indexed`: the inner chunks that hold anything, one after the other, each with its
+crc32c; then the index, (offset, length) of every chunk as little-endian uint64 (all ones: no chunk), with its own
+crc32c. Bytes are equal to those that Zarr writes. Chunks are coded by several threads at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.cache.codec_bf16 import Parts, decode_planes, encode_planes
+from draftsmith.cache.codec_int8 import ChannelScales, decode_rows, encode_rows
+from draftsmith.cache.layout import CRC_BYTES, INDEX_ENTRY_BYTES, ArrayLayout, CacheSpec
+from draftsmith.errors import CacheError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ABSENT = 2**64 - 1
+
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class ChunkRange:
+    """Where an inner chunk lies in its shard's object: bytes start..start + length - 1; its first row in the shard."""
+
+    chunk: int
+    first_row: int
+    start: int
+    length: int
+
+
+class ShardCodec:
+    """Encodes and decodes the shards of one array; safe to share among threads.
+
+    `scales`: the channels' root mean squares of an array under codec int8, None otherwise. `threads`: how many chunks
+    are coded at once.
+    """
+
+    def __init__(
+        self, layout: ArrayLayout, *, spec: CacheSpec, scales: NDArray[np.float32] | None = None, threads: int = 1
+    ) -> None:
+        """Raises CacheError if codec int8 has no scales, or others have some."""
+        self.layout, self.spec, self._threads = layout, spec, threads
+        self._rows = spec.chunk_tokens
+        self._num_chunks = spec.shard_tokens // spec.chunk_tokens
+        self._row_size = layout.row_bytes // np.dtype(layout.dtype).itemsize
+        coded = layout.dtype == "uint16"
+        self._encode: Callable[[NDArray], Parts] = lambda values: [values.data]
+        self._decode: Callable[[memoryview, NDArray], None] = _copy
+        if coded and spec.codec == "bf16":
+            self._encode = lambda values: encode_planes(values, channels=self._row_size)
+            self._decode = lambda data, out: decode_planes(data, out=out)
+        if (coded and spec.codec == "int8") != (scales is not None):
+            got = "no scales" if scales is None else f"scales {scales.shape}"
+            raise CacheError(f"{layout.name} under codec {spec.codec}", got=got, expected="scales for codec int8 alone")
+        if scales is not None:
+            if scales.size != self._row_size:
+                raise CacheError(f"scales of {layout.name}", got=scales.size, expected=f"{self._row_size} channels")
+            channels = ChannelScales(scales, layout.row_shape[-1])
+            self._encode = lambda values: encode_rows(values, scales=channels)
+            self._decode = lambda data, out: decode_rows(data, scales=channels, out=out)
+
+    def encode(self, rows: NDArray) -> bytes | None:
+        """The object that holds `rows` [n, ...], n <= shard_tokens, the rest being fill; None if there are none.
+
+        The bytes depend on nothing but the rows, the spec and the scales (and zstd's version). Raises CacheError for
+        rows of another shape or dtype.
+        """
+        layout = self.layout
+        if rows.dtype != layout.dtype or rows.shape[1:] != layout.row_shape or len(rows) > self.spec.shard_tokens:
+            expected = f"{layout.dtype} [<= {self.spec.shard_tokens}, {', '.join(map(str, layout.row_shape))}]"
+            raise CacheError(f"rows of {layout.name}", got=f"{rows.dtype} {list(rows.shape)}", expected=expected)
+        starts = range(0, len(rows), self._rows)
+        if not starts:
+            return None
+        chunks: list[Parts] = self._map(lambda start: self._chunk(rows[start : start + self._rows]), starts)
+        index = np.full((self._num_chunks, 2), ABSENT, dtype="<u8")
+        place = 0
+        for number, parts in enumerate(chunks):
+            index[number] = place, sum(len(part) for part in parts)
+            place += int(index[number, 1])
+        # Joined once: a fresh object of many MB costs as much as encoding it, and copies of parts do too.
+        return b"".join([part for parts in (*chunks, _with_crc([index.data])) for part in parts])
+
+    def decode(self, data: bytes, *, num_rows: int, where: str) -> NDArray:
+        """The first `num_rows` rows [num_rows, ...] of a shard's object. Raises CacheError, naming `where`, if the
+        bytes are damaged."""
+        view = memoryview(data)
+        start, _ = self.index_range(len(data), where=where)
+        ranges = self.chunk_ranges(data[start:], first_row=0, num_rows=num_rows, where=where)
+        out = np.empty((num_rows, *self.layout.row_shape), dtype=self.layout.dtype)
+
+        def fill(item: ChunkRange) -> None:
+            if item.start + item.length > start:
+                raise CacheError(f"{where} is damaged: chunk {item.chunk} lies behind its end")
+            self._fill(view[item.start : item.start + item.length], item, out=out, first_row=0, where=where)
+
+        self._map(fill, ranges)
+        return out
+
+    def index_range(self, object_size: int, *, where: str) -> tuple[int, int]:
+        """Start and length of the index at the end of an object. Raises CacheError if the object is too small."""
+        length = self._num_chunks * INDEX_ENTRY_BYTES + CRC_BYTES
+        if object_size < length:
+            raise CacheError(f"{where} is damaged", got=f"{object_size} bytes", expected=f">= {length}")
+        return object_size - length, length
+
+    def chunk_ranges(self, index: bytes, *, first_row: int, num_rows: int, where: str) -> list[ChunkRange]:
+        """The chunks that hold rows first_row..first_row + num_rows - 1, from the bytes of the index.
+
+        Raises CacheError, naming `where`, if the index is damaged or lacks one of them.
+        """
+        entries = np.frombuffer(_without_crc(memoryview(index), f"{where}: index"), dtype="<u8").reshape(-1, 2)
+        if not num_rows:
+            return []
+        found = []
+        for chunk in range(first_row // self._rows, (first_row + num_rows - 1) // self._rows + 1):
+            start, length = (int(value) for value in entries[chunk]) if chunk < len(entries) else (ABSENT, ABSENT)
+            if start == ABSENT:
+                raise CacheError(f"{where} is damaged: its index names no chunk {chunk}")
+            found.append(ChunkRange(chunk, chunk * self._rows, start, length))
+        return found
+
+    def decode_rows(
+        self, chunks: Sequence[tuple[ChunkRange, bytes]], *, first_row: int, num_rows: int, where: str
+    ) -> NDArray:
+        """Rows first_row..first_row + num_rows - 1 from the bytes of the chunks that `chunk_ranges` named.
+
+        Raises CacheError, naming `where`, if they are damaged.
+        """
+        out = np.empty((num_rows, *self.layout.row_shape), dtype=self.layout.dtype)
+        for item, data in chunks:
+            self._fill(memoryview(data), item, out=out, first_row=first_row, where=where)
+        return out
+
+    def _chunk(self, rows: NDArray) -> Parts:
+        """One inner chunk, in parts, with its checksum; what is missing of the last one is fill."""
+        if len(rows) < self._rows:
+            whole = np.full((self._rows, *self.layout.row_shape), self.layout.fill_value, dtype=self.layout.dtype)
+            whole[: len(rows)] = rows
+            rows = whole
+        return _with_crc(self._encode(np.ascontiguousarray(rows).reshape(-1)))
+
+    def _fill(self, data: memoryview, item: ChunkRange, *, out: NDArray, first_row: int, where: str) -> None:
+        """Decode a chunk into the rows of `out` (which begins at `first_row` of the shard) that it holds."""
+        named = f"{where}: chunk {item.chunk}"
+        body = _without_crc(data, named)
+        begin, end = item.first_row - first_row, item.first_row + self._rows - first_row
+        inside = begin >= 0 and end <= len(out)
+        whole = out[begin:end] if inside else np.empty((self._rows, *self.layout.row_shape), dtype=self.layout.dtype)
+        try:
+            self._decode(body, whole.reshape(-1))
+        except ValueError as error:
+            raise CacheError(f"{named} cannot be decoded: {error}") from None
+        if not inside:
+            low, high = max(begin, 0), min(end, len(out))
+            out[low:high] = whole[low - begin : high - begin]
+
+    def _map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if self._threads == 1 or len(items) < 2:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(min(self._threads, len(items))) as pool:
+            return list(pool.map(function, items))
+
+
+def _copy(data: memoryview, out: NDArray) -> None:
+    if len(data) != out.nbytes:
+        raise ValueError(f"{len(data)} bytes, {out.nbytes} expected")
+    out.view(np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
+
+
+def _with_crc(parts: Sequence[bytes | memoryview]) -> Parts:
+    """The parts as bytes, and the crc32c of the whole as one more."""
+    crc, views = 0, [memoryview(part).cast("B") for part in parts]
+    for view in views:
+        crc = google_crc32c.extend(crc, np.frombuffer(view, dtype=np.uint8))
+    return [*views, _CRC.pack(crc)]
+
+
+def _without_crc(data: memoryview, where: str) -> memoryview:
+    """What stands before the crc32c at the end. Raises CacheError if the two do not agree."""
+    body = data[:-CRC_BYTES]
+    if (
+        len(data) < CRC_BYTES
+        or google_crc32c.value(np.frombuffer(body, dtype=np.uint8)) != _CRC.unpack(data[-CRC_BYTES:])[0]
+    ):
+        raise CacheError(f"{where} is damaged: its crc32c does not agree")
+    return body

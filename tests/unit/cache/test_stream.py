@@ -1,0 +1,288 @@
+"""Streaming: the samples of a cache that is never there as a whole, in bounded room, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftsmith.cache import stream_keeper, stream_worker
+from draftsmith.cache.plan import CachePlan, Codec, array_layouts
+from draftsmith.cache.reader import CachedSample, CacheReader
+from draftsmith.cache.stream import HeldOut, kept_bytes
+from draftsmith.cache.stream_plan import FIRST_PASS, most_bytes, needed_bytes
+from draftsmith.errors import CacheError, TrainingError
+from draftsmith.storage import LocalStore, open_store
+from tests.s3 import S3Bucket, s3_env, s3_server
+from tests.unit.cache.toy import ROOT, Toy, fill
+from tests.unit.cache.toy_stream import (
+    HELD_OUT,
+    MEMBERS,
+    NUM_SAMPLES,
+    PLACE,
+    SEED,
+    SIZE,
+    ToyRun,
+    Watcher,
+    room_needed,
+    run_worker,
+    same,
+    stream_plan,
+    stream_slots,
+)
+
+__all__ = ["s3_env", "s3_server"]
+
+STOP = len(MEMBERS) + 40  # into the second epoch
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toy shards are made in milliseconds."""
+    monkeypatch.setattr(stream_keeper, "REFRESH_S", 0.01)
+    monkeypatch.setattr(stream_worker, "POLL_S", 0.01)
+
+
+def whole_cache(folder: Path, codec: Codec = "plain") -> CacheReader:
+    """The same cache, all of it in a store of its own."""
+    plan = stream_plan(codec)
+    store = LocalStore(folder)
+    return CacheReader(store, fill(store, plan, Toy(plan)))
+
+
+def walk(reader: CacheReader, first: int, stop: int) -> list[CachedSample]:
+    """The samples of ticks first..stop-1, from the whole cache."""
+    orders = [[int(i) for i in reader.order(SEED, epoch=e) if i in MEMBERS] for e in range(stop // len(MEMBERS) + 1)]
+    places = [divmod(tick, len(MEMBERS)) for tick in range(first, stop)]
+    return [reader.read(orders[epoch][place], epoch=epoch) for epoch, place in places]
+
+
+def read_all(run: ToyRun) -> list[CachedSample]:
+    return [sample for step in run.steps() for sample in step]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of all files of a store but its private ones."""
+    files = (path for path in folder.rglob("*") if ".draftsmith" not in path.parts)
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def plain_bytes(plan: CachePlan, shard: int) -> int:
+    """What codec plain makes of a shard, to the byte."""
+    return sum(plan.object_bytes(layout, plan.shards[shard]) for layout in array_layouts(plan.spec))
+
+
+def assert_same(ours: list[CachedSample], theirs: list[CachedSample]) -> None:
+    assert [sample.id for sample in ours] == [sample.id for sample in theirs]
+    assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_stream_in_the_least_room_gives_what_the_whole_cache_gives(num_workers: int, tmp_path: Path) -> None:
+    """With room for what is needed at once and not a byte more, every sample comes, and the bound always holds."""
+    plan, reader = stream_plan(), whole_cache(tmp_path / "whole")
+    room = room_needed(plan, stream_slots(plan, first=0, stop=STOP, first_pass=True))
+    store = LocalStore(tmp_path / "stream")
+    with (
+        Watcher(tmp_path / "stream") as watcher,
+        ToyRun(store, plan=plan, room=room, first=0, stop=STOP, num_workers=num_workers) as run,
+    ):
+        started = run.first_pass()
+        streamed = read_all(run)
+        kept = [run.reader.read(index, epoch=-1) for index in HELD_OUT]
+        order = run.reader.order(SEED, epoch=1)
+    assert not run.errors
+    assert_same(started, [reader.read(i, epoch=-1) for i in sorted(HELD_OUT + MEMBERS[::4])])
+    assert_same(streamed, walk(reader, 0, STOP))
+    assert_same(kept, [reader.read(index, epoch=-1) for index in HELD_OUT])
+    assert list(order) == list(reader.order(SEED, epoch=1))
+    whole = sum(path.stat().st_size for path in (tmp_path / "whole" / "cache").rglob("*") if path.is_file())
+    limit = room + kept_bytes(plan, HELD_OUT)
+    assert watcher.num_looks > 100
+    assert room / 2 < watcher.most <= limit < whole, "else the bound says nothing"
+    # Each slot once: in the first pass the shards of its samples, in each epoch those of its members.
+    assert len(run.toy.computed) == sum(len(plan.shards[int(shard)].samples) for shard in run.slots.shard)
+    assert run.keeper.num_tokens == sum(plan.shards[int(shard)].num_tokens for shard in run.slots.shard)
+    at_once = needed_bytes(run.slots, sizes=lambda shard: plain_bytes(plan, shard), ahead=0)
+    assert at_once <= run.keeper.high_water_bytes <= watcher.most
+
+    # What is passed is gone but for the samples to validate on, and at the end those go as well.
+    assert {path.parent.name for path in (tmp_path / "stream" / PLACE.prefix).rglob("*") if path.is_file()} == {
+        "held-out"
+    }
+    run.keeper.clear()
+    assert [item.path for item in store.list("")] == []
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_every_codec_streams(codec: Codec, tmp_path: Path) -> None:
+    plan, reader = stream_plan(codec), whole_cache(tmp_path / "whole", codec)
+    room = 2 * room_needed(plan, stream_slots(plan, first=0, stop=20, first_pass=True))
+    with ToyRun(LocalStore(tmp_path / "s"), plan=plan, room=room, first=0, stop=20, num_workers=2) as run:
+        run.first_pass()
+        assert_same(read_all(run), walk(reader, 0, 20))
+    assert not run.errors
+
+
+def test_shards_that_turn_out_small_make_room_for_more(tmp_path: Path) -> None:
+    """At first a shard counts with the most that it can take, and once it is there with what it takes."""
+    plan, store = stream_plan("bf16"), LocalStore(tmp_path)
+    room = room_needed(plan, stream_slots(plan, first=0, stop=STOP, first_pass=True))
+    with ToyRun(store, plan=plan, room=room, first=0, stop=STOP, num_workers=1) as run:
+        first = run.first_granted
+        worst = sum(most_bytes(plan, int(shard)) for shard in run.slots.shard[:first])
+        assert worst <= room < worst + most_bytes(plan, int(run.slots.shard[first]))
+        wait_until(lambda: run.refreshed().granted > first)
+        wait_until(
+            lambda: len(run.toy.computed) >= sum(len(plan.shards[int(s)].samples) for s in run.slots.shard[: first + 1])
+        )
+    assert stored_bytes(tmp_path) <= room
+
+
+def test_a_run_that_goes_on_uses_what_lies_ahead_and_deletes_the_rest(tmp_path: Path) -> None:
+    plan, reader, store = stream_plan(), whole_cache(tmp_path / "whole"), LocalStore(tmp_path / "s")
+    room = room_needed(plan, stream_slots(plan, first=0, stop=STOP, first_pass=True))
+    with ToyRun(store, plan=plan, room=2 * room, first=0, stop=STOP, num_workers=2) as run:
+        run.first_pass()
+        steps = run.steps()
+        done = [next(steps) for _ in range(9)]
+        wait_until(lambda: run.refreshed().granted > 0 and not run.keeper.num_waiting)
+    assert_same([sample for step in done for sample in step], walk(reader, 0, 9 * SIZE))
+    store.put(f"{PLACE.epoch_prefix(0)}/context/c.9.0.0", b"half an object of a killed worker")
+    before = {item.path for item in store.list(PLACE.prefix)}
+
+    # From a checkpoint after update 6, in half the room: some of what was made ahead no longer fits.
+    with (
+        Watcher(tmp_path / "s") as watcher,
+        ToyRun(store, plan=plan, room=room, first=6 * SIZE, stop=STOP, num_workers=1, start_id="b") as run,
+    ):
+        assert run.was_kept
+        assert run.first_pass() == []
+        left = {item.path for item in store.list(PLACE.prefix)}
+        assert_same(read_all(run), walk(reader, 6 * SIZE, STOP))
+    assert not run.errors
+    assert f"{PLACE.epoch_prefix(0)}/context/c.9.0.0" in before - left
+    assert len(before - left) > 1, "some shards that lie far ahead no longer fit"
+    all_samples = sum(len(plan.shards[int(shard)].samples) for shard in run.slots.shard)
+    assert len(run.toy.computed) < all_samples, "some shards were there already"
+    assert watcher.most <= 2 * room + kept_bytes(plan, HELD_OUT)
+
+
+def test_a_stream_is_made_again_after_its_worker_was_killed(tmp_path: Path) -> None:
+    """A worker process that dies right after each of its writes in turn; what it leaves never shows in the samples."""
+    plan, reader, store = stream_plan(), whole_cache(tmp_path / "whole"), LocalStore(tmp_path / "s")
+    stop = 12
+    room = room_needed(plan, stream_slots(plan, first=0, stop=stop, first_pass=True))
+    for die_after in (1, 2, 4, 5, 6, 7, 13):
+        with ToyRun(store, plan=plan, room=room, first=0, stop=stop, num_workers=0, start_id=str(die_after)) as run:
+            options = [store.uri, "0/1", str(die_after), "0", str(stop), "yes"]
+            command = [sys.executable, "-m", "tests.unit.cache.toy_stream", *options]
+            environment = {**os.environ, "DIE_AFTER": str(die_after)}
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == -signal.SIGKILL, done.stderr
+    with ToyRun(store, plan=plan, room=room, first=0, stop=stop, num_workers=1, start_id="last") as run:
+        run.first_pass()
+        assert_same(read_all(run), walk(reader, 0, stop))
+    assert not run.errors
+
+
+def test_a_changed_object_is_refused(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=1) as run:
+        wait_until(lambda: len(run.toy.computed) > 8)
+        slot = (int(run.slots.epoch[0]), int(run.slots.shard[0]))
+        assert slot[0] == FIRST_PASS
+        path = tmp_path / PLACE.epoch_prefix(FIRST_PASS) / f"context/c.{slot[1]}.0.0"
+        wait_until(path.exists)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+        with pytest.raises(CacheError, match=f"context/c.{slot[1]}.0.0 .*sha256"):
+            run.first_pass()
+
+
+def test_a_changed_validation_sample_is_refused_and_a_lost_one_made_again(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=1) as run:
+        run.first_pass()
+    held_out = HeldOut(store, PLACE, indices=HELD_OUT)
+    assert held_out.load()
+    assert not HeldOut(store, PLACE, indices=HELD_OUT[1:]).load(), "other samples are wanted"
+    path = tmp_path / PLACE.prefix / f"held-out/{HELD_OUT[1]:08d}.npz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CacheError, match=path.name):
+        held_out.read(HELD_OUT[1], sample_id="x")
+    with pytest.raises(CacheError, match="not among the validation samples"):
+        held_out.read(0, sample_id="x")
+    path.unlink()
+    assert not HeldOut(store, PLACE, indices=HELD_OUT).load()
+
+
+def test_validation_samples_take_no_more_than_was_set_aside(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path / "s")
+    reader, held_out = whole_cache(tmp_path / "whole"), HeldOut(store, PLACE, indices=list(range(NUM_SAMPLES)))
+    for index in range(NUM_SAMPLES):
+        held_out.add(index, reader.read(index, epoch=-1))
+    held_out.close()
+    taken = stored_bytes(tmp_path / "s")
+    assert kept_bytes(plan, range(NUM_SAMPLES)) - 1800 * NUM_SAMPLES < taken <= kept_bytes(plan, range(NUM_SAMPLES))
+
+
+def test_worker_and_trainer_must_have_one_sequence(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=0, start_id="a"):
+        other = stream_slots(plan, first=0, stop=STOP - 1, first_pass=True)
+        with pytest.raises(CacheError, match="another order of shards"):
+            run_worker(store, plan, other, part=(0, 1), start_id="a", toy=Toy(plan))
+
+
+def test_whoever_waits_is_told_why_it_ends(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=0) as run:
+        with pytest.raises(CacheError, match="not one that this run reads in epoch 5"):
+            run.reader.read(0, epoch=5)
+        run.errors.append(CacheError("out of luck"))
+        with pytest.raises(TrainingError, match="out of luck"):
+            run.reader.read(MEMBERS[0], epoch=0)
+        run.keeper.fail("a worker of the stream ended")
+        with pytest.raises(CacheError, match="got a worker of the stream ended"):
+            run_worker(store, plan, run.slots, part=(0, 1), start_id="a", toy=Toy(plan))
+
+
+def test_nothing_is_left_in_a_versioned_bucket(s3_env: S3Bucket) -> None:
+    """No object, no older version, no delete marker: a bucket that keeps versions would keep the whole cache else."""
+    client = s3_env.server.client()
+    client.put_bucket_versioning(Bucket=s3_env.bucket, VersioningConfiguration={"Status": "Enabled"})
+    plan, store = stream_plan("bf16"), open_store(s3_env.uri)
+    room = room_needed(plan, stream_slots(plan, first=0, stop=20, first_pass=True))
+
+    def versions() -> list[str]:
+        found = client.list_object_versions(Bucket=s3_env.bucket)
+        assert not found["IsTruncated"]
+        return [item["Key"] for kind in ("Versions", "DeleteMarkers") for item in found.get(kind, [])]
+
+    with ToyRun(store, plan=plan, room=room, first=0, stop=20, num_workers=2) as run:
+        run.first_pass()
+        during = versions()
+        read_all(run)
+        shards = [key for key in versions() if "/held-out" not in key and "/control.json" not in key]
+    assert len(during) > 10
+    assert shards == []
+    assert not run.errors
+    run.keeper.clear()
+    assert versions() == []
