@@ -7,9 +7,10 @@ drafter to the bit.
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
+from draftsmith.errors import CacheError, MachineError
+from draftsmith.jobs.cache import planned_cache, stream_manifest
+from draftsmith.jobs.train_stream import StreamFeed, planned_stream
+from draftsmith.params import load_params
+from draftsmith.storage import open_store
 from tests.integration.test_two_ranks import TOLERANCE, curve
 from tests.line_fixtures import DSPARK, TARGET, Line, kill_when, line, prepared_line, tiny_target
 
@@ -141,37 +147,38 @@ def test_a_planned_cache_trains_the_drafter_of_the_whole_one(stream_line: Line, 
     assert 2 < figures["num_tokens"] / whole.facts["totals"]["num_tokens"] < 4
 
 
-def test_training_and_its_workers_killed_at_any_moment(stream_line: Line, whole_line: Line) -> None:
-    """In the first pass, then in training after a checkpoint; two workers, which end with their trainer."""
+def test_training_and_its_workers_killed_on_the_way(stream_line: Line, whole_line: Line) -> None:
+    """A worker in the first pass, then the trainer after a checkpoint; two workers, which end with their trainer."""
     line = stream_line.with_settings(DRAFTSMITH_STREAM_WORKERS="2")
-    process = line.start(*TRAIN)
     with watched(line) as found:
-        kill_when(process, lambda: any("/held-out/" in path for path in files_of(line, "stream")))
-        assert not (line.store / "train").exists()
-        wait_for_the_end(line)
         process = line.start(*TRAIN)
-        kill_when(process, lambda: bool(list((line.store / "train").glob("*/step-000016/_complete.json"))))
-        assert len(workers(line)) <= 2
-        wait_for_the_end(line)
-        assert files_of(line, "stream")
-
-        # A worker that dies ends the training, and says so.
-        process = line.start(*TRAIN)
-        deadline = time.monotonic() + 60
-        while not workers(line):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(process, lambda: any("/held-out/" in path for path in files_of(line, "stream")))
         workers(line)[0].kill()
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2, errors
         assert "a worker of the stream ended with status -9" in errors
+        assert not (line.store / "train").exists()
         wait_for_the_end(line)
+
+        process = line.start(*TRAIN)
+        kill_when(process, lambda: bool(list((line.store / "train").glob("*/step-000016/_complete.json"))))
+        wait_for_the_end(line)
+        assert files_of(line, "stream")
+        assert not line.workspace.drafter_dir(DSPARK).exists()
 
         line.run(*TRAIN)
     assert max(found) <= LIMIT
     assert_same_drafter(line, whole_line)
     assert files_of(line, "stream") == files_of(line, "records/stream") == []
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Wait for something that happens while a command runs."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def wait_for_the_end(line: Line) -> None:
@@ -191,16 +198,36 @@ def test_two_ranks_stream_as_one_reads(stream_line: Line, whole_line: Line) -> N
     assert files_of(stream_line, "stream") == files_of(stream_line, "records/stream") == []
 
 
-def test_what_does_not_fit_together_is_told(stream_line: Line) -> None:
-    """Too small a limit, none at all, and answers or params that are no longer those of the plan."""
-    done = stream_line.with_settings(DRAFTSMITH_CACHE_MAX_BYTES="64KB").tried(*TRAIN)
-    assert done.returncode == 2
-    assert "got 64000 bytes, expected at least" in done.stderr
-    done = stream_line.with_settings(DRAFTSMITH_CACHE_MAX_BYTES="").tried(*TRAIN)
-    assert done.returncode == 2
-    assert "DRAFTSMITH_CACHE_MAX_BYTES" in done.stderr
-    stream_line.edit_params(lambda body: body["cache"].update(seed=4))
-    done = stream_line.tried(*TRAIN)
-    assert done.returncode == 2
-    assert f"dvc repro cache@{TARGET}" in done.stderr
-    assert files_of(stream_line, "stream") == []
+def test_what_does_not_fit_together_is_told(prepared_line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit, too small a one, and answers or params that are no longer those of the plan."""
+    workspace, params = prepared_line.workspace, load_params(prepared_line.workspace.params)
+    planned, recipe = planned_cache(workspace, params, TARGET), params.train_of(DSPARK)
+    store = open_store(str(prepared_line.store))
+
+    def open_feed() -> None:
+        StreamFeed(
+            workspace, store, DSPARK, planned=planned, digest="d", recipe=recipe, first_step=0, wants_head_start=True,
+            rank=0, start_id="s",
+        ).close()  # fmt: skip
+
+    monkeypatch.delenv("DRAFTSMITH_CACHE_MAX_BYTES", raising=False)
+    with pytest.raises(MachineError, match="set DRAFTSMITH_CACHE_MAX_BYTES, or build the whole cache without it"):
+        open_feed()
+    monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", "64KB")
+    with pytest.raises(CacheError, match="got 64000 bytes, expected at least") as caught:
+        open_feed()
+    needed = int(str(caught.value.expected).split()[2].rstrip(":"))
+    monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", str(needed - 1))
+    with pytest.raises(CacheError, match=f"got {needed - 1} bytes, expected at least {needed}"):
+        open_feed()
+    monkeypatch.setenv("DRAFTSMITH_CACHE_MAX_BYTES", str(needed))
+    monkeypatch.setenv("DRAFTSMITH_STREAM_WORKERS", "none")
+    with pytest.raises(MachineError, match="DRAFTSMITH_STREAM_WORKERS"):
+        open_feed()
+    assert files_of(prepared_line, "stream") == files_of(prepared_line, "records/stream") == []
+
+    manifest = stream_manifest(planned)
+    assert planned_stream(workspace, params, manifest, TARGET).plan == planned.plan
+    changed = params.model_copy(update={"cache": params.cache.model_copy(update={"seed": 4})})
+    with pytest.raises(CacheError, match=f"dvc repro cache@{TARGET}"):
+        planned_stream(workspace, changed, manifest, TARGET)

@@ -8,19 +8,22 @@ Everything is deleted by version id, so that a versioned bucket keeps nothing ei
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from draftsmith.cache.claims import Claim, Owner
 from draftsmith.cache.commits import ShardCommit, commit_path, read_commit
 from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.stream_plan import FIRST_PASS, RECORD_BYTES, Slots, most_bytes
-from draftsmith.errors import CacheError, ObjectMissingError
+from draftsmith.errors import CacheError, ObjectMissingError, ShardClaimedError
 from draftsmith.storage import Store, records_prefix
 
 REFRESH_S = 0.2
+HASH_CHARS = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class StreamPlace:
     @property
     def claim(self) -> str:
         return f"{self.records}/claim.json"
+
+    @property
+    def scales(self) -> str:
+        """Where `settle_scales` puts those of codec int8."""
+        return f"{self.records}/scales.json"
 
     @property
     def kept(self) -> str:
@@ -117,12 +125,10 @@ class StreamKeeper:
             self._committed = dict(found)
             self._grant()
             self._committed = {slot: item for slot, item in found.items() if slot < self._control.granted}
-            kept = {self._place.claim, *keep}
+            kept = {self._place.claim, self._place.scales, *keep}
             for slot, commit in self._committed.items():
                 kept |= {self._commit_path(slot), *(f"{self._prefix(slot)}/{item.path}" for item in commit.objects)}
-            for path in [*sizes, *records]:
-                if path not in kept:
-                    self._delete(path)
+            delete_all(self._store, self._place, keep=frozenset(kept))
             self._publish()
 
     def refresh(self) -> None:
@@ -184,10 +190,7 @@ class StreamKeeper:
         with self._lock:
             for slot, commit in self._committed.items():
                 self._delete_objects(slot, commit)
-            for folder in (self._place.prefix, self._place.records):
-                for item in self._store.list(folder):
-                    if item.path != self._place.claim:
-                        self._delete(item.path)
+            delete_all(self._store, self._place, keep=frozenset([self._place.claim]))
 
     def _grant(self) -> bool:
         """Move the grant on while the next slot fits; True if it moved."""
@@ -226,7 +229,7 @@ class StreamKeeper:
     def _remove(self, slot: int) -> None:
         commit = self._committed.get(slot) or self._settle(slot)
         self._delete_objects(slot, commit)
-        self._delete(self._commit_path(slot))
+        delete(self._store, self._commit_path(slot))
         self._reserved -= _size(commit) + RECORD_BYTES
         self._held -= _size(commit)
         self._removed.add(slot)
@@ -251,16 +254,52 @@ class StreamKeeper:
             self._most[shard] = most_bytes(self._plan, shard)
         return self._most[shard]
 
-    def _delete(self, path: str) -> None:
-        there = self._store.head(path)
-        if there is not None:
-            self._store.delete(path, version_id=there.version_id)
-
     def _publish(self) -> None:
         info = self._store.put(self._place.control, json.dumps(asdict(self._control)).encode())
         if self._control_version is not None:
             self._store.delete(self._place.control, version_id=self._control_version)
         self._control_version = info.version_id
+
+
+def delete(store: Store, path: str) -> None:
+    """Delete an object for good: in a versioned bucket its version, so that no delete marker stays either."""
+    there = store.head(path)
+    if there is not None:
+        store.delete(path, version_id=there.version_id)
+
+
+def delete_all(store: Store, place: StreamPlace, *, keep: frozenset[str]) -> None:
+    """Delete every object and record of a stream but those whose paths are in `keep`."""
+    for folder in (place.prefix, place.records):
+        for item in list(store.list(folder)):
+            if item.path not in keep:
+                delete(store, item.path)
+
+
+def sweep_others(store: Store, place: StreamPlace, *, owner: Owner, lease_s: float) -> tuple[str, ...]:
+    """Delete what killed runs of the same key left of other plans; returns the prefixes.
+
+    A prefix whose claim a live process holds is left alone.
+    """
+    stem, own = place.prefix[:-HASH_CHARS], place.prefix
+    found = {"/".join(item.path.split("/")[:2]) for item in store.list("stream")}
+    found |= {"/".join(item.path.split("/")[1:3]) for item in store.list(records_prefix("stream"))}
+    swept = []
+    for prefix in sorted(found):
+        if (
+            prefix == own
+            or not prefix.startswith(stem)
+            or not re.fullmatch(f"[0-9a-f]{{{HASH_CHARS}}}", prefix[len(stem) :])
+        ):
+            continue
+        other = StreamPlace(prefix)
+        try:
+            with Claim.hold(store, other.claim, owner=owner, lease_s=lease_s):
+                delete_all(store, other, keep=frozenset([other.claim]))
+        except ShardClaimedError:
+            continue
+        swept.append(prefix)
+    return tuple(swept)
 
 
 def _size(commit: ShardCommit) -> int:

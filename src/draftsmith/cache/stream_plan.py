@@ -23,8 +23,10 @@ from draftsmith.manifest import sha256_hex
 
 LIMIT_VARIABLE = "DRAFTSMITH_CACHE_MAX_BYTES"
 FIRST_PASS = -1
-# Room that the records about a shard take beside it: its commit record, its claim.
+# Room that the records about a shard take beside it: its commit record, its claim; as much for those of the run.
 RECORD_BYTES = 4096
+# A number among the scales of codec int8, which are kept as JSON.
+SCALE_CHARS = 32
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -139,6 +141,12 @@ def needed_bytes(slots: Slots, *, sizes: Callable[[int], int], ahead: int) -> in
     change = np.concatenate([size, -size])
     # At one tick what is passed goes before what is needed comes.
     return int(np.cumsum(change[np.lexsort((change, ticks))]).max())
+
+
+def record_bytes(plan: CachePlan) -> int:
+    """The most that the records of a run take: claim, control record, and under codec int8 the scales."""
+    spec = plan.spec
+    return RECORD_BYTES + (SCALE_CHARS * (spec.num_layers + 1) * spec.hidden_size if spec.codec == "int8" else 0)
 
 
 def check_room(limit: int, *, needed: int, kept: int) -> int:

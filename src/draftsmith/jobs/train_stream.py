@@ -16,13 +16,14 @@ from draftsmith.cache.claims import Claim, Owner
 from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.reader import CachedSample, SampleSource
 from draftsmith.cache.stream import HeldOut, StreamReader, kept_bytes
-from draftsmith.cache.stream_keeper import StreamKeeper, read_control
+from draftsmith.cache.stream_keeper import StreamKeeper, read_control, sweep_others
 from draftsmith.cache.stream_plan import (
     LIMIT_VARIABLE,
     Slots,
     check_room,
     most_bytes,
     needed_bytes,
+    record_bytes,
     storage_limit,
 )
 from draftsmith.errors import CacheError, MachineError, TrainingError
@@ -66,18 +67,11 @@ class Workers:
     ) -> None:
         self._on_failure, self._ending = on_failure, False
         self._processes = []
+        command = [sys.executable, "-m", "draftsmith.jobs.stream", *arguments]
         for number in range(num_workers):
-            command = [
-                sys.executable,
-                "-m",
-                "draftsmith.jobs.stream",
-                *arguments,
-                "--worker",
-                f"{number}/{num_workers}",
-            ]
             process = subprocess.Popen(
-                command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True,
+                [*command, "--worker", f"{number}/{num_workers}"], cwd=cwd, text=True, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             self._processes.append(process)
         self._threads = [threading.Thread(target=self._relay, args=(item,), daemon=True) for item in self._processes]
@@ -129,29 +123,20 @@ class StreamFeed:
             if rank == 0:
                 owner = Owner.this_process(processor=processor())
                 self._claim = opening.enter_context(Claim.hold(store, place.claim, owner=owner, lease_s=lease_s()))
+                sweep_others(store, place, owner=owner, lease_s=lease_s())
                 self._is_kept = self._held_out.load()
                 first_pass = "start" if wants_head_start else "none" if self._is_kept else "held_out"
             slots = run_slots(plan, self.members, recipe=recipe, first_step=first_step, first_pass=first_pass)
             self._first = first_pass_indices(plan, self.members, kind=first_pass)
             self._first_tick = slots.first - len(self._first)
             if rank == 0:
+                num_workers = _num_workers() if len(slots) else 0
                 room = _room(plan, slots, self.members, recipe=recipe)
                 self._keeper = StreamKeeper(store, place, plan=plan, slots=slots, room=room, run=start_id)
                 self._keeper.begin(keep=self._held_out.paths)
-                arguments = [
-                    "--key",
-                    key,
-                    "--run",
-                    start_id,
-                    "--first-step",
-                    str(first_step),
-                    "--first-pass",
-                    first_pass,
-                ]
-                workers = Workers(
-                    arguments, num_workers=_num_workers() if len(slots) else 0, cwd=workspace.root,
-                    on_failure=self._keeper.fail,
-                )  # fmt: skip
+                arguments = ["--key", key, "--run", start_id, "--first-step", str(first_step)]
+                arguments += ["--first-pass", first_pass]
+                workers = Workers(arguments, num_workers=num_workers, cwd=workspace.root, on_failure=self._keeper.fail)
                 opening.callback(workers.close)
             self._reader = StreamReader(
                 store, place, plan=plan, facts=planned.facts, slots=slots, held_out=self._held_out,
@@ -243,7 +228,7 @@ def _room(plan: CachePlan, slots: Slots, members: Members, *, recipe: Train) -> 
         )
     ahead = STEPS_AHEAD * recipe.global_batch - 1
     needed = needed_bytes(slots, sizes=lambda shard: most_bytes(plan, shard), ahead=ahead)
-    return check_room(limit, needed=needed, kept=kept_bytes(plan, members.held_out))
+    return check_room(limit, needed=needed, kept=kept_bytes(plan, members.held_out) + record_bytes(plan))
 
 
 def _num_workers() -> int:

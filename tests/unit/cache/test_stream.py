@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from draftsmith.cache import stream_keeper, stream_worker
-from draftsmith.cache.plan import CachePlan, Codec, array_layouts
+from draftsmith.cache.claims import Claim, Owner
+from draftsmith.cache.layout import Codec, array_layouts
+from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.reader import CachedSample, CacheReader
 from draftsmith.cache.stream import HeldOut, kept_bytes
+from draftsmith.cache.stream_keeper import StreamPlace, sweep_others
 from draftsmith.cache.stream_plan import FIRST_PASS, most_bytes, needed_bytes
 from draftsmith.errors import CacheError, TrainingError
 from draftsmith.storage import LocalStore, open_store
@@ -264,6 +267,36 @@ def test_whoever_waits_is_told_why_it_ends(tmp_path: Path) -> None:
             run_worker(store, plan, run.slots, part=(0, 1), start_id="a", toy=Toy(plan))
 
 
+def test_scales_of_int8_stay_as_long_as_shards_that_were_made_with_them(tmp_path: Path) -> None:
+    plan, store = stream_plan("int8"), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=1) as run:
+        run.first_pass()
+        wait_until(lambda: run.refreshed().num_waiting == 0)
+    scales = store.get(PLACE.scales)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=0, start_id="b") as run:
+        assert run.keeper.num_waiting == 0, "all that was made can be used"
+        assert store.get(PLACE.scales) == scales
+        run.keeper.clear()
+        assert stored_bytes(tmp_path) == 0
+
+
+def test_what_killed_runs_of_other_plans_left_is_swept(tmp_path: Path) -> None:
+    """Of the same key only, and only if no live process holds the prefix."""
+    store, owner = LocalStore(tmp_path), Owner.this_process(processor="toy")
+    prefixes = [f"stream/{name}" for name in ("dspark-toy-99999999", "dspark-toy-77777777", "dspark-toy-b-88888888")]
+    for prefix in (PLACE.prefix, *prefixes):
+        store.put(f"{prefix}/e0/context/c.0.0.0", b"rows")
+        store.put(f"records/{prefix}/e0/commits/000000.json", b"{}")
+    with Claim.hold(store, StreamPlace(prefixes[1]).claim, owner=owner, lease_s=60.0):
+        assert sweep_others(store, PLACE, owner=owner, lease_s=60.0) == (prefixes[0],)
+        left = {item.path for item in store.list("")} - {StreamPlace(prefixes[1]).claim}
+    assert left == {
+        path
+        for prefix in (PLACE.prefix, prefixes[1], prefixes[2])
+        for path in (f"{prefix}/e0/context/c.0.0.0", f"records/{prefix}/e0/commits/000000.json")
+    }
+
+
 def test_nothing_is_left_in_a_versioned_bucket(s3_env: S3Bucket) -> None:
     """No object, no older version, no delete marker: a bucket that keeps versions would keep the whole cache else."""
     client = s3_env.server.client()
@@ -285,4 +318,10 @@ def test_nothing_is_left_in_a_versioned_bucket(s3_env: S3Bucket) -> None:
     assert shards == []
     assert not run.errors
     run.keeper.clear()
+    assert versions() == []
+    # The claim on the whole, which is renewed all the time.
+    owner = Owner.this_process(processor="toy")
+    with Claim.hold(store, PLACE.claim, owner=owner, lease_s=0.3):
+        time.sleep(0.5)
+        assert len(versions()) == 1
     assert versions() == []

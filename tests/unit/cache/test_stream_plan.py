@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from draftsmith.cache.layout import CacheSpec, Codec, SampleLength, array_layouts
+from draftsmith.cache.plan import plan_cache
+from draftsmith.cache.shard import ShardCodec
 from draftsmith.cache.stream_plan import (
     FIRST_PASS,
     LIMIT_VARIABLE,
+    RECORD_BYTES,
     check_room,
+    most_bytes,
     needed_bytes,
     parse_bytes,
     plan_slots,
@@ -115,3 +120,27 @@ def test_too_little_room_is_refused_with_the_number_needed() -> None:
     assert check_room(1000, needed=700, kept=300) == 700
     with pytest.raises(CacheError, match=r"got 999 bytes, expected at least 1000: 700 .*300.*" + LIMIT_VARIABLE):
         check_room(999, needed=700, kept=300)
+
+
+@pytest.mark.parametrize("codec", ["plain", "bf16", "int8"])
+@pytest.mark.parametrize(("num_layers", "hidden_size", "chunk_tokens"), [(1, 4, 8), (3, 64, 128)])
+def test_no_numbers_make_a_shard_larger_than_its_bound(
+    codec: Codec, num_layers: int, hidden_size: int, chunk_tokens: int
+) -> None:
+    """Random bits: what no codec can shrink. Two samples, so that the last chunk is a part of one."""
+    spec = CacheSpec(num_layers, hidden_size, codec, "all", 8 * chunk_tokens, chunk_tokens, 8 * chunk_tokens, 1)
+    tokens = 3 * chunk_tokens + 3
+    plan = plan_cache([SampleLength("a", tokens, tokens - 1), SampleLength("b", tokens, 0)], spec=spec)
+    draw, total = np.random.default_rng(0), 0
+    for layout in array_layouts(spec):
+        largest = {"int32": 2**31, "uint8": 2, "uint16": 2**16}[layout.dtype]
+        rows = draw.integers(0, largest, (2 * tokens, *layout.row_shape), dtype=layout.dtype)
+        # int8 takes finite numbers only: an exponent with a zero bit.
+        rows = rows & 0xBFFF if codec == "int8" and layout.dtype == "uint16" else rows
+        scales = np.ones(int(np.prod(layout.row_shape)), np.float32) if codec == "int8" else None
+        data = ShardCodec(layout, spec=spec, scales=scales if layout.dtype == "uint16" else None).encode(rows)
+        assert data is not None
+        total += len(data)
+    assert total + RECORD_BYTES <= most_bytes(plan, 0)
+    if codec == "plain":
+        assert most_bytes(plan, 0) < 1.01 * total + RECORD_BYTES + 4 * 7 * 128, "else the bound wastes room"
