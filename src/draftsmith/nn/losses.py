@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from draftsmith.nn.slices import chunk_rows_for, for_device, ranges, slice_rows_for
 
+OUTPUT_ROWS = 4096  # rows of W2 whose gradient is widened to float32 at a time
+
 
 @dataclass(frozen=True)
 class DraftLoss:
@@ -98,8 +100,6 @@ class _Products:
         self.grad_output: Tensor | None = None
         if output_weight is not None and needs_grad:
             self.grad_output = torch.zeros_like(output_weight, dtype=torch.float32)
-            narrow = output_weight.dtype != torch.float32
-            self._part = torch.empty_like(output_weight) if narrow else None
 
     def forward(self, hidden: Tensor, feature: Tensor | None, target_hidden: Tensor) -> None:
         """Fill `product`, `bias` (a soft-cap's; else None) and `target` [m, V] from the slice's m rows."""
@@ -124,10 +124,11 @@ class _Products:
             torch.mm(self.product, self.head, out=grad_hidden)
             return
         grad = self.product if self.bias is None else self.bias
-        if self._part is None:
+        if grad.dtype == torch.float32:
             self.grad_output.addmm_(grad.T, feature)
         else:
-            self.grad_output.add_(torch.mm(grad.T, feature, out=self._part))
+            for part in ranges(0, grad.shape[1], size=OUTPUT_ROWS):
+                self.grad_output[part].add_(grad[:, part].T @ feature)
         if self.joined is not None:
             both = self.product @ self.joined
             grad_hidden.copy_(both[:, : grad_hidden.shape[1]])
