@@ -143,6 +143,7 @@ def target_row(folder: Path, *, capture_layers: Sequence[int] = CAPTURED, **chan
         "vocab_size": VOCAB,
         "mask_token_id": MASK_TOKEN,
         "capture_layers": tuple(capture_layers),
+        "last_hidden": "all",
         **changes,
     }
     return TargetRow(**fields)

@@ -46,6 +46,13 @@ def drafter_config(row: DrafterRow, *, target: TargetRow, target_folder: Path) -
             got=row.head_norms,
             where="params.yaml: drafters",
         )
+    if row.kind == "mtp1" and target.last_hidden != "all":
+        raise ParamsError(
+            "an mtp1 drafter reads the last hidden state of every token",
+            got=f"last_hidden {target.last_hidden}",
+            expected="all",
+            where="params.yaml: targets.*.last_hidden",
+        )
     if row.layers > target.num_layers:
         raise ParamsError("drafters.*.layers", got=row.layers, expected=f"<= {target.num_layers} layers of the target")
     return DrafterConfig(

@@ -54,6 +54,12 @@ def test_a_llama_drafter_may_have_head_norms_and_a_qwen3_drafter_must(tiny_folde
         drafter_config(drafter_row("dflash"), target=target_row(folder), target_folder=folder)
 
 
+def test_mtp_wants_every_last_hidden_state(tiny_folders: dict[str, Path]) -> None:
+    folder = tiny_folders["llama"]
+    with pytest.raises(ParamsError, match=r"last hidden state of every token: got last_hidden labels, expected all"):
+        drafter_config(drafter_row("mtp1"), target=target_row(folder, last_hidden="labels"), target_folder=folder)
+
+
 def test_more_draft_layers_than_the_target_has_are_refused(tiny_folders: dict[str, Path]) -> None:
     folder = tiny_folders["llama"]
     with pytest.raises(ParamsError, match=f"layers: got {LAYERS + 1}, expected <= {LAYERS}"):
