@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, get_args
 
 import numpy as np
@@ -91,9 +92,9 @@ def scaled_extent(num_tokens: int, *, lengths: Sequence[SampleLength], spec: Cac
         bare = sum(layout.used_rows(shard) for shard in full) * layout.row_bytes
         logical[layout.name] = layout.row_bytes * (num_tokens if layout.rows == "tokens" else num_rows)
         plain[layout.name] = logical[layout.name] + round(num_shards * (sum(sizes) - bare) / len(full))
-        num_objects += num_shards * np.count_nonzero(sizes) / len(full)
+        num_objects += ceil(num_shards) * np.count_nonzero(sizes) / len(full)
     return Extent(
-        num_samples, num_tokens, num_labels, round(num_shards), round(num_objects), logical, plain, is_exact=False
+        num_samples, num_tokens, num_labels, ceil(num_shards), round(num_objects), logical, plain, is_exact=False
     )
 
 

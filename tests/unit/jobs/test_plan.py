@@ -202,8 +202,12 @@ def test_shards_that_cannot_tell_are_left_out(workspace: Workspace) -> None:
 
 def test_what_is_cut_or_left_out_is_said(workspace: Workspace) -> None:
     write_answers(workspace)
-    (basis,) = plan_of(workspace).basis
-    rows = answers(120)
+    found, rows = plan_of(workspace), answers(120)
+    kept = [row for row in rows if len(row.answer_ids) > 1 and len(row.prompt_ids) < 511]
+    lengths = [min(512, len(row.prompt_ids) + len(row.answer_ids)) for row in kept]
+    assert found.extent.num_tokens == sum(lengths)
+    assert found.extent.num_labels == sum(lengths) - sum(len(row.prompt_ids) + 1 for row in kept)
+    (basis,) = found.basis
     cut = sum(len(row.prompt_ids) + len(row.answer_ids) > 512 and len(row.prompt_ids) < 511 for row in rows)
     short = sum(len(row.answer_ids) < 2 for row in rows)
     assert basis == (
