@@ -25,6 +25,8 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
 from zarr.core.common import JSON, parse_named_configuration
 
+from draftsmith.cache.scratch import Scratch
+
 CODEC_NAME = "draftsmith.int8_rows"
 MOST = 127
 NO_SCALE = 0x7FC0  # the scale of a row of fill: bfloat16's NaN, which such a row decodes to
@@ -32,6 +34,7 @@ BLOCK_ROWS = 64
 ZSTD_LEVEL = 1
 
 _HEADER = struct.Struct("<I")
+_SCRATCH = Scratch()
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,16 @@ class ChannelScales:
             raise ValueError(f"{CODEC_NAME}: scales must be finite and > 0")
 
 
-def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales) -> list[bytes | memoryview]:
-    """bfloat16 bits uint16 [R * L * D] -> parts to be joined: header (length of the third part), token scales as
-    bfloat16 bits [R, L], zstd of the bytes [R, L, D].
+def most_bytes(num_numbers: int, *, scales: ChannelScales) -> int:
+    """The most bytes that `encode_rows` writes."""
+    frame = num_numbers + num_numbers // 256 + 1024  # zstd's own bound is a little lower
+    return _HEADER.size + 2 * (num_numbers // scales.group) + frame
+
+
+def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales, out: NDArray[np.uint8]) -> int:
+    """bfloat16 bits uint16 [R * L * D] -> bytes in `out`, which has room for `most_bytes`; how many.
+
+    They are: header (length of the third part), token scales as bfloat16 bits [R, L], zstd of the bytes [R, L, D].
 
     A row of nothing but fill (NaN) is kept as such; other numbers must be finite. Raises ValueError if the values are
     not whole rows.
@@ -61,7 +71,7 @@ def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales) -> list[by
     bits = values.reshape(-1, layers, scales.group)
     inverse = (1 / scales.rms.astype(np.float64)).astype(np.float32).reshape(layers, scales.group)
     steps = np.empty(bits.shape[:2], dtype=np.uint16)
-    quantized = np.empty(bits.shape, dtype=np.int8)
+    quantized = _SCRATCH.take("quantized", values.size).view(np.int8).reshape(bits.shape)
     for start in range(0, len(bits), BLOCK_ROWS):
         part = slice(start, start + BLOCK_ROWS)
         y = bf16_to_float(bits[part])
@@ -77,7 +87,11 @@ def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales) -> list[by
         np.clip(y, -MOST, MOST, out=y)
         np.copyto(quantized[part], y, casting="unsafe")
     frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(quantized.data) if values.size else b""
-    return [_HEADER.pack(len(frame)), steps.astype("<u2").tobytes(), frame]
+    end = 0
+    for data in (_HEADER.pack(len(frame)), steps.astype("<u2").tobytes(), frame):
+        out[end : end + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        end += len(data)
+    return end
 
 
 def decode_rows(data: memoryview, *, scales: ChannelScales, out: NDArray[np.uint16]) -> None:
@@ -168,8 +182,10 @@ class Int8Rows(BytesBytesCodec):
 
     async def _encode_single(self, chunk_data: Buffer, chunk_spec: ArraySpec) -> Buffer:
         values = chunk_data.as_numpy_array().view("<u2")
-        parts = await asyncio.to_thread(encode_rows, values, scales=self.channel_scales())
-        return chunk_spec.prototype.buffer.from_bytes(b"".join(parts))
+        scales = self.channel_scales()
+        out = np.empty(most_bytes(values.size, scales=scales), dtype=np.uint8)
+        num_bytes = await asyncio.to_thread(encode_rows, values, scales=scales, out=out)
+        return chunk_spec.prototype.buffer.from_bytes(out[:num_bytes].tobytes())
 
     async def _decode_single(self, chunk_data: Buffer, chunk_spec: ArraySpec) -> Buffer:
         out = np.empty(int(np.prod(chunk_spec.shape)), dtype="<u2")

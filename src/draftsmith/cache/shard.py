@@ -8,7 +8,7 @@ crc32c. Bytes are equal to those that Zarr writes. Chunks are coded by several t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,8 +17,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.cache.codec_bf16 import Parts, decode_planes, encode_planes
-from draftsmith.cache.codec_int8 import ChannelScales, decode_rows, encode_rows
+from draftsmith.cache import codec_bf16, codec_int8
 from draftsmith.cache.layout import CRC_BYTES, INDEX_ENTRY_BYTES, ArrayLayout, CacheSpec
 from draftsmith.errors import CacheError
 
@@ -26,6 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ABSENT = 2**64 - 1
+SLOT_ALIGNMENT = 64
 
 _CRC = struct.Struct("<I")
 
@@ -56,22 +56,27 @@ class ShardCodec:
         self._num_chunks = spec.shard_tokens // spec.chunk_tokens
         self._row_size = layout.row_bytes // np.dtype(layout.dtype).itemsize
         coded = layout.dtype == "uint16"
-        self._encode: Callable[[NDArray], Parts] = lambda values: [values.data]
-        self._decode: Callable[[memoryview, NDArray], None] = _copy
+        size, channels = self._rows * self._row_size, self._row_size
+        self._encode: Callable[[NDArray, NDArray[np.uint8]], int] = _copy_in
+        self._decode: Callable[[memoryview, NDArray], None] = _copy_out
+        most = self._rows * layout.row_bytes
         if coded and spec.codec == "bf16":
-            self._encode = lambda values: encode_planes(values, channels=self._row_size)
-            self._decode = lambda data, out: decode_planes(data, out=out)
+            self._encode = lambda values, out: codec_bf16.encode_planes(values, channels=channels, out=out)
+            self._decode = lambda data, out: codec_bf16.decode_planes(data, out=out)
+            most = codec_bf16.most_bytes(size, channels=channels)
         if (coded and spec.codec == "int8") != (scales is not None):
             got = "no scales" if scales is None else f"scales {scales.shape}"
             raise CacheError(f"{layout.name} under codec {spec.codec}", got=got, expected="scales for codec int8 alone")
         if scales is not None:
-            if scales.size != self._row_size:
-                raise CacheError(f"scales of {layout.name}", got=scales.size, expected=f"{self._row_size} channels")
-            channels = ChannelScales(scales, layout.row_shape[-1])
-            self._encode = lambda values: encode_rows(values, scales=channels)
-            self._decode = lambda data, out: decode_rows(data, scales=channels, out=out)
+            if scales.size != channels:
+                raise CacheError(f"scales of {layout.name}", got=scales.size, expected=f"{channels} channels")
+            rms = codec_int8.ChannelScales(scales, layout.row_shape[-1])
+            self._encode = lambda values, out: codec_int8.encode_rows(values, scales=rms, out=out)
+            self._decode = lambda data, out: codec_int8.decode_rows(data, scales=rms, out=out)
+            most = codec_int8.most_bytes(size, scales=rms)
+        self._slot = (most + CRC_BYTES + SLOT_ALIGNMENT - 1) // SLOT_ALIGNMENT * SLOT_ALIGNMENT
 
-    def encode(self, rows: NDArray) -> bytes | None:
+    def encode(self, rows: NDArray) -> memoryview | None:
         """The object that holds `rows` [n, ...], n <= shard_tokens, the rest being fill; None if there are none.
 
         The bytes depend on nothing but the rows, the spec and the scales (and zstd's version). Raises CacheError for
@@ -81,33 +86,44 @@ class ShardCodec:
         if rows.dtype != layout.dtype or rows.shape[1:] != layout.row_shape or len(rows) > self.spec.shard_tokens:
             expected = f"{layout.dtype} [<= {self.spec.shard_tokens}, {', '.join(map(str, layout.row_shape))}]"
             raise CacheError(f"rows of {layout.name}", got=f"{rows.dtype} {list(rows.shape)}", expected=expected)
-        starts = range(0, len(rows), self._rows)
-        if not starts:
+        if not len(rows):
             return None
-        chunks: list[Parts] = self._map(lambda start: self._chunk(rows[start : start + self._rows]), starts)
+        num_used = -(-len(rows) // self._rows)
         index = np.full((self._num_chunks, 2), ABSENT, dtype="<u8")
-        place = 0
-        for number, parts in enumerate(chunks):
-            index[number] = place, sum(len(part) for part in parts)
-            place += int(index[number, 1])
-        # Joined once: a fresh object of many MB costs as much as encoding it, and copies of parts do too.
-        return b"".join([part for parts in (*chunks, _with_crc([index.data])) for part in parts])
+        # Not `bytes`: numpy asks the system for large pages, and with small ones an object of many MB, which is always
+        # memory that was never used before, costs half as much as its encoding.
+        out = np.empty(num_used * self._slot + index.nbytes + CRC_BYTES, dtype=np.uint8)
 
-    def decode(self, data: bytes, *, num_rows: int, where: str) -> NDArray:
-        """The first `num_rows` rows [num_rows, ...] of a shard's object. Raises CacheError, naming `where`, if the
-        bytes are damaged."""
+        def chunk(number: int) -> int:
+            begin = number * self._rows
+            return self._chunk(rows[begin : begin + self._rows], out[number * self._slot : (number + 1) * self._slot])
+
+        end = 0
+        for number, length in enumerate(self._map(chunk, range(num_used))):
+            if end < number * self._slot:
+                out[end : end + length] = out[number * self._slot : number * self._slot + length]
+            index[number] = end, length
+            end += length
+        out[end : end + index.nbytes] = index.reshape(-1).view(np.uint8)
+        end += _add_crc(out[end:], index.nbytes)
+        return out[:end].data.toreadonly()
+
+    def decode(self, data: bytes | memoryview, *, num_rows: int, where: str, out: NDArray | None = None) -> NDArray:
+        """The first `num_rows` rows [num_rows, ...] of a shard's object, in `out` if that is given. Raises CacheError,
+        naming `where`, if the bytes are damaged."""
         view = memoryview(data)
         start, _ = self.index_range(len(data), where=where)
         ranges = self.chunk_ranges(data[start:], first_row=0, num_rows=num_rows, where=where)
-        out = np.empty((num_rows, *self.layout.row_shape), dtype=self.layout.dtype)
+        rows = np.empty((num_rows, *self.layout.row_shape), dtype=self.layout.dtype) if out is None else out
 
         def fill(item: ChunkRange) -> None:
             if item.start + item.length > start:
                 raise CacheError(f"{where} is damaged: chunk {item.chunk} lies behind its end")
-            self._fill(view[item.start : item.start + item.length], item, out=out, first_row=0, where=where)
+            self._fill(view[item.start : item.start + item.length], item, out=rows, first_row=0, where=where)
 
-        self._map(fill, ranges)
-        return out
+        for _ in self._map(fill, ranges):
+            pass
+        return rows
 
     def index_range(self, object_size: int, *, where: str) -> tuple[int, int]:
         """Start and length of the index at the end of an object. Raises CacheError if the object is too small."""
@@ -116,7 +132,7 @@ class ShardCodec:
             raise CacheError(f"{where} is damaged", got=f"{object_size} bytes", expected=f">= {length}")
         return object_size - length, length
 
-    def chunk_ranges(self, index: bytes, *, first_row: int, num_rows: int, where: str) -> list[ChunkRange]:
+    def chunk_ranges(self, index: bytes | memoryview, *, first_row: int, num_rows: int, where: str) -> list[ChunkRange]:
         """The chunks that hold rows first_row..first_row + num_rows - 1, from the bytes of the index.
 
         Raises CacheError, naming `where`, if the index is damaged or lacks one of them.
@@ -133,7 +149,7 @@ class ShardCodec:
         return found
 
     def decode_rows(
-        self, chunks: Sequence[tuple[ChunkRange, bytes]], *, first_row: int, num_rows: int, where: str
+        self, chunks: Sequence[tuple[ChunkRange, bytes | memoryview]], *, first_row: int, num_rows: int, where: str
     ) -> NDArray:
         """Rows first_row..first_row + num_rows - 1 from the bytes of the chunks that `chunk_ranges` named.
 
@@ -144,13 +160,13 @@ class ShardCodec:
             self._fill(memoryview(data), item, out=out, first_row=first_row, where=where)
         return out
 
-    def _chunk(self, rows: NDArray) -> Parts:
-        """One inner chunk, in parts, with its checksum; what is missing of the last one is fill."""
+    def _chunk(self, rows: NDArray, out: NDArray[np.uint8]) -> int:
+        """Write one inner chunk with its checksum; how many bytes. What is missing of the last one is fill."""
         if len(rows) < self._rows:
             whole = np.full((self._rows, *self.layout.row_shape), self.layout.fill_value, dtype=self.layout.dtype)
             whole[: len(rows)] = rows
             rows = whole
-        return _with_crc(self._encode(np.ascontiguousarray(rows).reshape(-1)))
+        return _add_crc(out, self._encode(np.ascontiguousarray(rows).reshape(-1), out))
 
     def _fill(self, data: memoryview, item: ChunkRange, *, out: NDArray, first_row: int, where: str) -> None:
         """Decode a chunk into the rows of `out` (which begins at `first_row` of the shard) that it holds."""
@@ -167,25 +183,30 @@ class ShardCodec:
             low, high = max(begin, 0), min(end, len(out))
             out[low:high] = whole[low - begin : high - begin]
 
-    def _map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def _map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """The results in order, as they come."""
         if self._threads == 1 or len(items) < 2:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(min(self._threads, len(items))) as pool:
-            return list(pool.map(function, items))
+            yield from map(function, items)
+        else:
+            with ThreadPoolExecutor(min(self._threads, len(items))) as pool:
+                yield from pool.map(function, items)
 
 
-def _copy(data: memoryview, out: NDArray) -> None:
+def _copy_in(values: NDArray, out: NDArray[np.uint8]) -> int:
+    out[: values.nbytes] = values.view(np.uint8)
+    return values.nbytes
+
+
+def _copy_out(data: memoryview, out: NDArray) -> None:
     if len(data) != out.nbytes:
         raise ValueError(f"{len(data)} bytes, {out.nbytes} expected")
     out.view(np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
 
 
-def _with_crc(parts: Sequence[bytes | memoryview]) -> Parts:
-    """The parts as bytes, and the crc32c of the whole as one more."""
-    crc, views = 0, [memoryview(part).cast("B") for part in parts]
-    for view in views:
-        crc = google_crc32c.extend(crc, np.frombuffer(view, dtype=np.uint8))
-    return [*views, _CRC.pack(crc)]
+def _add_crc(out: NDArray[np.uint8], length: int) -> int:
+    """Write the crc32c of the first `length` bytes behind them; the length with it."""
+    _CRC.pack_into(out.data, length, google_crc32c.value(out[:length]))
+    return length + CRC_BYTES
 
 
 def _without_crc(data: memoryview, where: str) -> memoryview:

@@ -319,7 +319,7 @@ class CacheWriter:
             ShardCommit(shard.index, stored, self._owner.processor, shard.num_tokens, logical_bytes, compute_s)
         )
 
-    def _put(self, path: str, data: bytes, shard: ShardPlan, claim: Claim, behind: Behind) -> CommittedObject:
+    def _put(self, path: str, data: memoryview, shard: ShardPlan, claim: Claim, behind: Behind) -> CommittedObject:
         """Write one object of a claimed shard: adopt equal bytes, replace what a killed writer left."""
         place = f"{self._prefix}/{path}"
         behind.go_on()

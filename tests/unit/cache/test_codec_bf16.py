@@ -16,12 +16,13 @@ from hypothesis.extra import numpy as hnp
 from numcodecs.zstd import Zstd
 
 from draftsmith.cache import codec_bf16
-from draftsmith.cache.codec_bf16 import Bf16Planes, decode_planes, encode_planes
+from draftsmith.cache.codec_bf16 import Bf16Planes, decode_planes, encode_planes, most_bytes
 from tests.unit.cache.toy import bf16_bits
 
 
 def encoded(values: np.ndarray, *, channels: int) -> bytes:
-    return b"".join(encode_planes(values.reshape(-1), channels=channels))
+    out = np.full(most_bytes(values.size, channels=channels), 0xEE, np.uint8)
+    return out[: encode_planes(values.reshape(-1), channels=channels, out=out)].tobytes()
 
 
 def decoded(data: bytes, *, size: int) -> np.ndarray:
@@ -68,28 +69,26 @@ def numbers(data: bytes) -> list[int]:
 
 
 def test_layout_by_hand() -> None:
-    """1.5 (0x3fc0) and 2 (0x4000) above -4 (0xc080) and 2: exponents 127, 128 above 129, 128, so both means are 128
-    and the differences, counted from mean - 9, are 8 above 10 and 9 above 9."""
-    data = encoded(np.array([0x3FC0, 0x4000, 0xC080, 0x4000], dtype="<u2"), channels=2)
-    length = numbers(data)[-1]
-    assert numbers(data) == [2, 2, 2, 0, length]
+    """Twenty rows of 1.5 (0x3fc0) and 2 (0x4000), then twenty of -4 (0xc080) and 2: exponents 127, 128 above 129, 128,
+    so both means are 128 and the differences, counted from mean - 9, are 8 above 10 and 9 above 9."""
+    data = encoded(np.array([[0x3FC0, 0x4000]] * 20 + [[0xC080, 0x4000]] * 20, dtype="<u2"), channels=2)
+    assert numbers(data) == [2, 40, 40, 0, len(data) - 102]
     assert list(data[20:22]) == [128, 128]
-    # Channel by channel, upper number first: 8, 10, 9, 9; of these the first half in the lower four bits.
-    assert bytes(Zstd().decode(data[22 : 22 + length])) == bytes([0x98, 0x9A])
     # Mantissa of 1.5 with the sign of -4, mantissa of -4 with the sign of 1.5; then nothing.
-    assert list(data[22 + length :]) == [0b11000000, 0, 0, 0]
+    assert list(data[22:102]) == [0b11000000, 0, 0, 0] * 20
+    # Channel by channel, upper number first: 8, 10, 9, 9 of each pair; pairs 0..9 lie in the lower four bits.
+    assert bytes(Zstd().decode(data[102:])) == bytes([0x88, 0xAA, 0x99, 0x99] * 10)
 
 
 def test_an_outlier_by_hand() -> None:
-    """2^-37 as row 7 of twelve, the others 1: exponents 90 and 127, their mean 123, counted from 114."""
-    values = bf16_bits(np.array([1.0] * 7 + [2.0**-37] + [1.0] * 4))
-    data = encoded(values, channels=1)
-    length = numbers(data)[-1]
-    assert numbers(data) == [1, 12, 12, 1, length]
-    # Row 7 is the lower number of pair 1: the fourth byte. Its difference is 90 - 114, and 9 stands in its place.
-    assert [data[20], int.from_bytes(data[21:25], "little"), data[25]] == [123, 3, 256 + 90 - 114]
-    assert bytes(Zstd().decode(data[26 : 26 + length])) == bytes([0xDD, 0xDD, 0xDD, 0xD9, 0xDD, 0xDD])
-    assert not any(data[26 + length :])
+    """2^-37 as row 37 of sixty, the others 1: exponents 90 and 127, their mean 126, counted from 117."""
+    data = encoded(bf16_bits(np.array([1.0] * 37 + [2.0**-37] + [1.0] * 22)), channels=1)
+    assert numbers(data) == [1, 60, 60, 1, len(data) - 86]
+    assert data[20] == 126
+    assert not any(data[21:81])
+    # Row 37 is the lower number of pair 7: byte 15. Its difference is 90 - 117, and 9 stands in its place.
+    assert (int.from_bytes(data[81:85], "little"), data[85]) == (15, 256 + 90 - 117)
+    assert bytes(Zstd().decode(data[86:])) == bytes([0xAA] * 15 + [0xA9] + [0xAA] * 14)
 
 
 def test_numbers_of_all_sizes_are_stored_as_they_are() -> None:
@@ -136,7 +135,7 @@ def test_fill_is_a_whole_row() -> None:
 
 def test_rows_that_are_not_whole_are_refused() -> None:
     with pytest.raises(ValueError, match="rows of 2 numbers, got 3 numbers"):
-        encode_planes(np.zeros(3, np.uint16), channels=2)
+        encoded(np.zeros(3, np.uint16), channels=2)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 19, 20, 40, -1])
@@ -157,10 +156,10 @@ def test_another_number_of_values_is_refused(size: int) -> None:
 
 
 def test_outliers_beyond_the_end_are_refused() -> None:
-    data = bytearray(encoded(bf16_bits(np.array([1.0] * 7 + [2.0**-37] + [1.0] * 4)), channels=1))
-    data[21] = 12
-    with pytest.raises(ValueError, match="outliers beyond"):
-        decoded(bytes(data), size=12)
+    data = bytearray(encoded(bf16_bits(np.array([1.0] * 37 + [2.0**-37] + [1.0] * 22)), channels=1))
+    data[81] = 60
+    with pytest.raises(ValueError, match="outliers beyond the 60 numbers"):
+        decoded(bytes(data), size=60)
 
 
 def test_other_widths_are_refused() -> None:

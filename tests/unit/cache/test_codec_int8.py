@@ -13,7 +13,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.cache.codec_int8 import ChannelScales, Int8Rows, decode_rows, encode_rows
+from draftsmith.cache.codec_int8 import ChannelScales, Int8Rows, decode_rows, encode_rows, most_bytes
 from tests.unit.cache.toy import bf16_bits
 
 LAYERS, HIDDEN = 2, 24
@@ -23,9 +23,14 @@ def floats(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
+def encoded(bits: np.ndarray, scales: ChannelScales) -> bytes:
+    out = np.full(most_bytes(bits.size, scales=scales), 0xEE, np.uint8)
+    return out[: encode_rows(bits.reshape(-1), scales=scales, out=out)].tobytes()
+
+
 def there_and_back(bits: np.ndarray, scales: ChannelScales) -> tuple[int, np.ndarray]:
     """bits [R, L * D] -> encoded size, decoded bits."""
-    data = b"".join(encode_rows(bits.reshape(-1), scales=scales))
+    data = encoded(bits, scales)
     out = np.empty(bits.size, np.uint16)
     decode_rows(memoryview(data), scales=scales, out=out)
     return len(data), out.reshape(bits.shape)
@@ -103,7 +108,7 @@ def test_scales_that_cannot_be(rms: list[float], group: int, told: str) -> None:
 def test_cut_bytes_are_refused(cut: int) -> None:
     bits, rms = states(5, seed=0)
     scales = ChannelScales(rms, HIDDEN)
-    data = b"".join(encode_rows(bits.reshape(-1), scales=scales))[:cut]
+    data = encoded(bits, scales)[:cut]
     with pytest.raises(ValueError, match="int8_rows"):
         decode_rows(memoryview(data), scales=scales, out=np.empty(bits.size, np.uint16))
 
