@@ -11,6 +11,9 @@ from draftsmith.errors import StoreError
 STORE_VARIABLE = "DRAFTSMITH_STORE"
 PRIVATE_FOLDER = ".draftsmith"
 
+# What is written: bytes, or a view of a buffer (of bytes, without gaps) that may be used again after the call.
+Content = bytes | memoryview
+
 
 @dataclass(frozen=True)
 class ObjectInfo:
@@ -48,15 +51,15 @@ class Store(Protocol):
         """What is known about the object, or None if there is none."""
         ...
 
-    def put(self, path: str, data: bytes) -> ObjectInfo:
+    def put(self, path: str, data: Content) -> ObjectInfo:
         """Write the object, whatever was there."""
         ...
 
-    def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
+    def put_if_absent(self, path: str, data: Content) -> ObjectInfo:
         """Write the object if there is none; of several writers exactly one wins. Raises ObjectExistsError."""
         ...
 
-    def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+    def put_if_match(self, path: str, data: Content, *, etag: str) -> ObjectInfo:
         """Replace the object if it is still the one that `etag` names. Raises ObjectChangedError (also if gone)."""
         ...
 

@@ -4,7 +4,8 @@ Every file is `<sha256 of store and path>`: one line of JSON (etag, size and crc
 file's time of change is when it was used last. Any number of processes may share a folder, and be killed at any moment:
 
 - Room is taken under a lock, by making the new file at its full length under a temporary name; so what lies in the
-  folder never exceeds the bound, whoever is in the middle of what. Files are then filled and renamed.
+  folder never exceeds the bound, whoever is in the middle of what. Files are then filled and renamed. Their writers
+  hold a lock on them meanwhile, so that what a killed one left is seen to be nobody's.
 - `lock` holds a sum of the files' sizes, never below the true one; only when that reaches the bound are the files
   counted, and those used longest ago deleted, down to nine tenths.
 - A file is used only if its etag is the one that the store says now, and size and crc32c are right. Whatever is wrong
@@ -20,7 +21,6 @@ import json
 import logging
 import os
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,10 +31,9 @@ from typing import IO
 import google_crc32c
 
 from draftsmith.errors import ObjectMissingError, StoreError
-from draftsmith.storage_base import ObjectInfo, Store
+from draftsmith.storage_base import Content, ObjectInfo, Store
 
 TEMPORARY = ".tmp"
-STALE_TEMPORARY_S = 3600.0
 # How far to clear the folder when it is full, so that its files are not counted for every object.
 CLEARED_TO = 0.9
 
@@ -90,13 +89,13 @@ class DiskCache:
     def head(self, path: str) -> ObjectInfo | None:
         return self._store.head(path)
 
-    def put(self, path: str, data: bytes) -> ObjectInfo:
+    def put(self, path: str, data: Content) -> ObjectInfo:
         return self._store.put(path, data)
 
-    def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
+    def put_if_absent(self, path: str, data: Content) -> ObjectInfo:
         return self._store.put_if_absent(path, data)
 
-    def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+    def put_if_match(self, path: str, data: Content, *, etag: str) -> ObjectInfo:
         return self._store.put_if_match(path, data, etag=etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -140,11 +139,16 @@ class DiskCache:
             return
         temporary = self._folder / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            self._take_room(temporary, num_bytes)
-            with open(temporary, "r+b") as stream:
-                stream.write(header)
-                stream.write(data)
-            os.replace(temporary, self._place(path))
+            handle = self._take_room(temporary, num_bytes)
+            if handle is None:
+                return
+            with open(handle, "wb") as new:
+                new.write(header)
+                new.write(data)
+                new.flush()
+                # Under the folder's lock as well: a file that changes its name may be missed by who counts them.
+                with self._lock():
+                    os.replace(temporary, self._place(path))
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
@@ -159,44 +163,46 @@ class DiskCache:
             reason = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error}"
             _LOG.warning("the disk cache %s %s; objects of %s are not kept any more", self._folder, reason, self.uri)
 
-    def _take_room(self, temporary: Path, num_bytes: int) -> None:
-        """Make a file of the full length, after deleting those used longest ago as far as needed. Raises OSError."""
+    def _take_room(self, temporary: Path, num_bytes: int) -> int | None:
+        """Make a file of the full length, after deleting those used longest ago as far as needed; returns its handle,
+        which holds a lock on it. None if files that others are writing take up the room. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._lock() as stream:
             known = _number(stream)
             if known is None or known + num_bytes > self._max_bytes:
                 known = self._clear(num_bytes)
+                if known + num_bytes > self._max_bytes:
+                    return None
             # The sum first: if this process is killed in between, it is too large, and put right by the next count.
             stream.seek(0)
             stream.write(f"{known + num_bytes:020d}".encode())
             stream.flush()
-            with open(temporary, "xb") as new:
-                new.truncate(num_bytes)
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            os.ftruncate(handle, num_bytes)
+            return handle
 
     def _clear(self, num_bytes: int) -> int:
-        """Delete files until `num_bytes` more are within the bound; returns the bytes that are left."""
+        """Delete files until `num_bytes` more are within the bound, or only what others write is left; returns the
+        bytes that are left."""
         files = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if entry.name != "lock":
                         stat = entry.stat()
-                        files.append((stat.st_mtime_ns, stat.st_size, entry.name))
-        total, left = sum(size for _, size, _ in files), self._max_bytes - num_bytes
-        if total <= left:
+                        files.append((stat.st_mtime_ns, stat.st_size, Path(entry.path)))
+        total, room = sum(size for _, size, _ in files), self._max_bytes - num_bytes
+        if total <= room:
             return total
-        left = min(left, int(self._max_bytes * CLEARED_TO))
-        stale_ns = time.time_ns() - int(STALE_TEMPORARY_S * 1e9)
-        for used_ns, size, name in sorted(files):
-            if total <= left:
+        room = min(room, int(self._max_bytes * CLEARED_TO))
+        for _, size, place in sorted(files):
+            if total <= room:
                 break
-            # What is being written by another process is left to it, unless that was killed long ago.
-            if not name.endswith(TEMPORARY) or used_ns < stale_ns:
+            if place.suffix != TEMPORARY or not _is_held(place):
                 with suppress(FileNotFoundError):
-                    (self._folder / name).unlink()
-                total -= size
-        if total > self._max_bytes - num_bytes:
-            raise OSError(errno.EBUSY, "other processes are filling all of it")
+                    place.unlink()
+                    total -= size
         return total
 
     @contextmanager
@@ -224,3 +230,15 @@ def _parse(line: bytes) -> tuple[str, int, int] | None:
 def _number(stream: IO[bytes]) -> int | None:
     text = stream.read(32)
     return int(text) if len(text) == 20 and text.isdigit() else None
+
+
+def _is_held(place: Path) -> bool:
+    """True if a process has the file open and locked."""
+    try:
+        with open(place, "rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

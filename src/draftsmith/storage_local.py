@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
-from draftsmith.manifest import sha256_hex
-from draftsmith.storage_base import PRIVATE_FOLDER, STORE_VARIABLE, ObjectInfo, check_path, check_prefix
+from draftsmith.storage_base import PRIVATE_FOLDER, STORE_VARIABLE, Content, ObjectInfo, check_path, check_prefix
 
 STALE_TEMPORARY_S = 24 * 3600.0
 
@@ -56,12 +55,12 @@ class LocalStore:
             return None
         return ObjectInfo(path, stat.st_size, digest, digest, None, stat.st_mtime)
 
-    def put(self, path: str, data: bytes) -> ObjectInfo:
+    def put(self, path: str, data: Content) -> ObjectInfo:
         with self._writing(path, data) as (temporary, place), self._lock():
             os.replace(temporary, place)
         return self._written(path, data)
 
-    def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
+    def put_if_absent(self, path: str, data: Content) -> ObjectInfo:
         with self._writing(path, data) as (temporary, place), self._lock():
             try:
                 os.link(temporary, place)
@@ -76,7 +75,7 @@ class LocalStore:
                 os.replace(temporary, place)
         return self._written(path, data)
 
-    def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+    def put_if_match(self, path: str, data: Content, *, etag: str) -> ObjectInfo:
         with self._writing(path, data) as (temporary, place), self._lock():
             there = self.head(path)
             if there is None or there.etag != etag:
@@ -121,8 +120,8 @@ class LocalStore:
     def _place(self, path: str) -> Path:
         return self._root / check_path(path)
 
-    def _written(self, path: str, data: bytes) -> ObjectInfo:
-        digest = sha256_hex(data)
+    def _written(self, path: str, data: Content) -> ObjectInfo:
+        digest = hashlib.sha256(data).hexdigest()
         return ObjectInfo(path, len(data), digest, digest, None, time.time())
 
     @contextmanager
@@ -137,7 +136,7 @@ class LocalStore:
             raise self._refused("read", path, error) from None
 
     @contextmanager
-    def _writing(self, path: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+    def _writing(self, path: str, data: Content) -> Iterator[tuple[Path, Path]]:
         """Yield a temporary file that holds `data` safely on disk, and the place to move it to."""
         place = self._place(path)
         temporary = self._root / PRIVATE_FOLDER / "tmp" / uuid.uuid4().hex

@@ -18,6 +18,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import google_crc32c
@@ -25,12 +26,13 @@ from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
 from botocore.httpchecksum import StreamingChecksumBody
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
-from draftsmith.storage_base import STORE_VARIABLE, ObjectInfo, check_path, check_prefix
+from draftsmith.storage_base import STORE_VARIABLE, Content, ObjectInfo, check_path, check_prefix
 from draftsmith.storage_s3_errors import (
     ENDPOINT,
     ChecksumMismatchError,
     Place,
     PreconditionFailedError,
+    StrangeAnswerError,
     error_code,
     error_status,
     is_silent,
@@ -93,7 +95,7 @@ class S3Store:
 
         def request(client: Any) -> Any:
             try:
-                return client.head_object(**asked)
+                return _with_etag(client.head_object(**asked))
             except ClientError as error:
                 if is_silent(error):
                     # The same refusal of a request whose answer has a body says why.
@@ -116,16 +118,16 @@ class S3Store:
             answer["LastModified"].timestamp(),
         )
 
-    def put(self, path: str, data: bytes) -> ObjectInfo:
+    def put(self, path: str, data: Content) -> ObjectInfo:
         return self._put(path, data, {})
 
-    def put_if_absent(self, path: str, data: bytes) -> ObjectInfo:
+    def put_if_absent(self, path: str, data: Content) -> ObjectInfo:
         try:
             return self._put(path, data, {"IfNoneMatch": "*"})
         except PreconditionFailedError:
             raise ObjectExistsError(f"{path} is in {self.uri} already") from None
 
-    def put_if_match(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+    def put_if_match(self, path: str, data: Content, *, etag: str) -> ObjectInfo:
         try:
             return self._put(path, data, {"IfMatch": f'"{etag}"'})
         except (PreconditionFailedError, ObjectMissingError):
@@ -174,14 +176,17 @@ class S3Store:
 
         def request(client: Any) -> bytes:
             answer = client.get_object(**asked)
-            data: bytes = answer["Body"].read()
+            # Closed even if it is not read to its end: the connection would stay open.
+            with closing(answer["Body"]) as body:
+                data: bytes = body.read()
+            _with_etag(answer)
             if span is None:
                 _check(data, answer)
             return data
 
         return self._sender.send(request, action="read", path=path)
 
-    def _put(self, path: str, data: bytes, condition: dict[str, str]) -> ObjectInfo:
+    def _put(self, path: str, data: Content, condition: dict[str, str]) -> ObjectInfo:
         """Write an object. A condition that does not hold may be this writer's own doing, when an answer was lost on
         the way: the sha256 of what is there tells. Raises PreconditionFailedError, or ObjectMissingError if there is
         nothing to match."""
@@ -191,6 +196,8 @@ class S3Store:
                 where="params.yaml: cache.shard_tokens",
             )  # fmt: skip
         self._check_bucket()
+        # botocore takes no views; the copy is little beside the sending.
+        data = bytes(data)
         digest, trials = hashlib.sha256(data).hexdigest(), Trials()
         asked = {
             "Bucket": self._bucket,
@@ -202,7 +209,7 @@ class S3Store:
         }
         try:
             answer = self._sender.send(
-                lambda client: client.put_object(**asked), action="write", path=path, trials=trials
+                lambda client: _with_etag(client.put_object(**asked)), action="write", path=path, trials=trials
             )
         except (PreconditionFailedError, ObjectMissingError):
             there = self.head(path) if trials.num_uncertain else None
@@ -231,6 +238,13 @@ class S3Store:
         if not self._sender.send(request, action="look up bucket", path=self._bucket):
             raise self._place.no_bucket()
         self._bucket_seen = True
+
+
+def _with_etag(answer: Any) -> Any:
+    """The answer, which names an object by its etag. Raises StrangeAnswerError if it does not."""
+    if not answer.get("ETag"):
+        raise StrangeAnswerError("an answer without an ETag")
+    return answer
 
 
 def _check(data: bytes, answer: Mapping[str, Any]) -> None:

@@ -73,8 +73,12 @@ class ChecksumMismatchError(Exception):
     """An object's bytes are not those that its checksum, or the sha256 in its metadata, names."""
 
 
+class StrangeAnswerError(Exception):
+    """An answer that no S3 server gives, such as the log-in page of a network."""
+
+
 # Everything that a request may raise; others are faults of this program.
-RAISED = (BotoCoreError, ClientError, ResponseParserError, ChecksumMismatchError, OSError)
+RAISED = (BotoCoreError, ClientError, ResponseParserError, ChecksumMismatchError, StrangeAnswerError, OSError)
 
 
 def passing_reason(error: Exception) -> str | None:
@@ -89,7 +93,7 @@ def passing_reason(error: Exception) -> str | None:
         return TRUNCATED
     if isinstance(error, FlexibleChecksumError | ChecksumMismatchError):
         return CHECKSUM
-    if isinstance(error, ResponseParserError):
+    if isinstance(error, ResponseParserError | StrangeAnswerError):
         return DAMAGED
     if isinstance(error, CredentialRetrievalError):
         return EXPIRED
@@ -187,7 +191,7 @@ class Place:
             return StoreError(
                 f"{path} in store {self.uri} is damaged", got=text, expected="the bytes that were written"
             )
-        if isinstance(error, ResponseParserError):
+        if isinstance(error, ResponseParserError | StrangeAnswerError):
             return StoreError(what, got=f"an answer that is not S3's: {text[:200]}", where=ENDPOINT)
         if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError):
             return StoreError(f"cannot reach store {self.uri} at {self.host}: {text}", where=ENDPOINT)
