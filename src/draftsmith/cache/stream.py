@@ -189,15 +189,17 @@ class StreamReader:
         self._reached = max(self._reached, self._position[slot])
         waited = self._ahead.pop(slot, None)
         self._look_ahead(self._position[slot])
-        # A load that no thread has begun would wait behind those of later shards, which may wait for this one.
-        self._open[slot] = self._load(slot) if waited is None or waited.cancel() else waited.result()
+        self._open[slot] = self._load(slot) if waited is None else waited.result()
         self.wait_s += time.monotonic() - started
         return self._open[slot]
 
     def _look_ahead(self, position: int) -> None:
-        """Let threads open the next shards; forget those that this rank went past without a sample in them."""
+        """Let threads open the next shards; forget those that this rank went past without a sample in them.
+
+        Their threads stop to wait for them, so that no shard that is needed waits for a thread.
+        """
         for slot in [slot for slot in self._ahead if self._is_behind(slot)]:
-            self._ahead.pop(slot).cancel()
+            del self._ahead[slot]
         for slot in self._sequence[position + 1 : position + 1 + ORDER_WINDOW + SHARDS_AHEAD]:
             if len(self._ahead) >= SHARDS_AHEAD:
                 return

@@ -47,14 +47,18 @@ def _granted(
     granted = 0
     for slot in mine:
         while slot >= granted:
-            granted = _read_granted(store, place, slots=slots, run=run)
+            granted = read_granted(store, place, slots=slots, run=run)
             if slot >= granted:
                 time.sleep(POLL_S)
                 yield None
         yield plan.shard(int(slots.shard[slot]))
 
 
-def _read_granted(store: Store, place: StreamPlace, *, slots: Slots, run: str) -> int:
+def read_granted(store: Store, place: StreamPlace, *, slots: Slots, run: str) -> int:
+    """How many slots may be computed; none as long as the record is that of another start of the job.
+
+    Raises CacheError if the trainer has another sequence of slots, or says that the run ended.
+    """
     control = read_control(store, place)
     if control is None or control.run != run:
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -89,6 +89,7 @@ class ToyRun:
         self, store: Store, *, plan: CachePlan, room: int, first: int, stop: int, num_workers: int, start_id: str = "a"
     ) -> None:
         self.store, self.plan, self.stop = store, plan, stop
+        self._orders: dict[int, list[int]] = {}
         self.held_out = HeldOut(store, PLACE, indices=HELD_OUT)
         self.was_kept = self.held_out.load()
         self.slots = stream_slots(plan, first=first, stop=stop, first_pass=not self.was_kept)
@@ -130,21 +131,32 @@ class ToyRun:
             self.held_out.close()
         return found
 
-    def steps(self) -> Iterator[list[CachedSample]]:
-        """The samples of each update, an update ahead of what is passed, as a loader reads them."""
-        orders = {
-            epoch: [int(i) for i in window_order(self.plan, SEED, epoch) if i in MEMBERS]
-            for epoch in range(self.stop // len(MEMBERS) + 1)
-        }
+    def steps(self, *, on_read: Callable[[range], object] = lambda ticks: None) -> Iterator[list[CachedSample]]:
+        """The samples of each update, an update ahead of what is passed, as a loader reads them.
+
+        `on_read` gets the ticks of an update when they are read here, so that another rank may read its share of them.
+        """
         ahead: list[list[CachedSample]] = []
         for start in range(self.slots.first, self.stop, SIZE):
-            places = [divmod(tick, len(MEMBERS)) for tick in range(start, min(start + SIZE, self.stop))]
-            ahead.append([self.reader.read(orders[epoch][place], epoch=epoch) for epoch, place in places])
+            ticks = range(start, min(start + SIZE, self.stop))
+            ahead.append([self.reader.read(index, epoch=epoch) for index, epoch in map(self.place_of, ticks)])
+            on_read(ticks)
             if len(ahead) == 2:
                 yield ahead.pop(0)
                 self.keeper.passed(start)
         yield from ahead
         self.keeper.passed(self.stop)
+
+    def place_of(self, tick: int) -> tuple[int, int]:
+        """Sample index and epoch of a tick of the walk."""
+        epoch, place = divmod(tick, len(MEMBERS))
+        if epoch not in self._orders:
+            self._orders[epoch] = [int(i) for i in window_order(self.plan, SEED, epoch) if i in MEMBERS]
+        return self._orders[epoch][place], epoch
+
+    def slot_of(self, tick: int) -> tuple[int, int]:
+        index, epoch = self.place_of(tick)
+        return epoch, self.plan.samples[index].shard
 
     def refreshed(self) -> StreamKeeper:
         """The keeper, after a look at the store."""
