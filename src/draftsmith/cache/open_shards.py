@@ -49,7 +49,7 @@ class OpenShards:
             self._coming.clear()
             self._uses.clear()
             self._draw()
-            self._open_ahead()
+            self._open_ahead(kept=None)
 
     def rows(self, shard: int, *, index: int) -> Rows:
         """The arrays of a shard, for its sample of this index; waits until they are there."""
@@ -60,13 +60,12 @@ class OpenShards:
                 if self._uses[shard] == 0:
                     del self._uses[shard]
                 self._draw()
-            if shard in self._open:
-                self._open.move_to_end(shard)
-            else:
-                self._make_room()
+            if shard not in self._open:
+                self._make_room(kept=None)
                 self._open[shard] = self._pool.submit(self._load, shard)
+            self._open.move_to_end(shard)
             opened = self._open[shard]
-            self._open_ahead()
+            self._open_ahead(kept=shard)
         try:
             return opened.result()
         except BaseException:
@@ -92,15 +91,23 @@ class OpenShards:
             self._coming.append(step)
             self._uses[step[1]] = self._uses.get(step[1], 0) + 1
 
-    def _make_room(self) -> None:
-        """Let go of one shard if as many are held as may be: one that the walk does not need, else the oldest."""
+    def _make_room(self, *, kept: int | None) -> bool:
+        """Let go of shards until one more may be held: of those that the walk does not need, but for `kept`; if all
+        are needed, of the one used longest ago (kept is None) or of none (then False)."""
         while len(self._open) >= self._limit:
-            spare = next((shard for shard in self._open if shard not in self._uses), next(iter(self._open)))
-            del self._open[spare]
+            spare = next((shard for shard in self._open if shard not in self._uses and shard != kept), None)
+            if spare is None and kept is not None:
+                return False
+            del self._open[next(iter(self._open)) if spare is None else spare]
+        return True
 
-    def _open_ahead(self) -> None:
-        """Open what the walk needs next in place of what it needs no more; it never needs more than may be held."""
+    def _open_ahead(self, *, kept: int | None) -> None:
+        """Open what the walk needs next in place of what it needs no more.
+
+        The shard in use is `kept` until the next use: its memory is not free before that anyway.
+        """
         for shard in self._uses:
             if shard not in self._open:
-                self._make_room()
+                if not self._make_room(kept=kept):
+                    return
                 self._open[shard] = self._pool.submit(self._load, shard)

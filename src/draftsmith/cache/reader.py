@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from draftsmith.cache.open_shards import OpenShards, Rows
 from draftsmith.cache.plan import CachePlan, CacheSpec, PlannedSample, array_layouts
+from draftsmith.cache.recycled import RecycledMemory
 from draftsmith.cache.schema import read_metadata
 from draftsmith.cache.shard import ShardCodec
 from draftsmith.errors import CacheError, ObjectMissingError
@@ -149,6 +150,10 @@ class CacheReader:
             ShardCodec(layout, spec=self._plan.spec, scales=metadata.scales.get(layout.name))
             for layout in array_layouts(self._plan.spec)
         ]
+        self._memory = [
+            RecycledMemory(block_bytes=self.spec.shard_tokens * codec.layout.row_bytes, most_idle=max_open_shards)
+            for codec in self._codecs
+        ]
         self.samples: Sequence[PlannedSample] = self._plan.samples
 
     @property
@@ -199,12 +204,13 @@ class CacheReader:
     def _open_shard(self, number: int) -> Rows:
         shard = self._plan.shard(number)
         rows: Rows = {}
-        for codec in self._codecs:
+        for codec, memory in zip(self._codecs, self._memory, strict=True):
             layout = codec.layout
             num_rows = layout.used_rows(shard)
             if num_rows:
                 path = layout.object_path(number)
-                values = codec.decode(self._object(path), num_rows=num_rows, where=self._where(path))
+                data, out = self._object(path), memory.empty((num_rows, *layout.row_shape), dtype=layout.dtype)
+                values = codec.decode(data, num_rows=num_rows, where=self._where(path), out=out)
             else:
                 values = np.empty((0, *layout.row_shape), dtype=layout.dtype)
             values.setflags(write=False)
