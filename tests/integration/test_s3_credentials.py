@@ -57,7 +57,7 @@ def test_credentials_are_replaced_in_mid_run(s3_env: S3Bucket, proxy: FaultProxy
             time.sleep(0.01)
         keys.replace()
 
-    replacing = threading.Thread(target=replace_soon)
+    replacing = threading.Thread(target=replace_soon, daemon=True)
     replacing.start()
     with ThreadPoolExecutor(4) as pool:
         writing = [pool.submit(store.put_if_absent, f"objects/{number}", DATA) for number in range(12)]
@@ -83,12 +83,16 @@ def test_a_head_with_expired_credentials(s3_env: S3Bucket, proxy: FaultProxy, ke
     assert refused == [("HEAD", ""), ("HEAD", ""), ("GET", "list-type=2")]
 
 
-def test_credentials_that_were_wrong_and_are_mended(s3_env: S3Bucket, keys: Keys) -> None:
+def test_credentials_that_were_wrong_and_are_mended(s3_env: S3Bucket, proxy: FaultProxy, keys: Keys) -> None:
+    """Four threads have sent their requests with the wrong key when the first hears of it."""
     keys.write("old", "old")
     store = open_store(s3_env.uri)
     keys.replace()
-    store.put("object", DATA)
-    assert store.retries == {"replaced credentials": 1}
+    proxy.faults.append(Fault("delay", "PUT", times=4, key="old", seconds=1.0))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda path: store.put(path, DATA).size, "abcd")) == [len(DATA)] * 4
+    assert proxy.num_faults == 4
+    assert store.retries == {"replaced credentials": 4}
 
 
 def test_expired_credentials_that_nobody_replaces(
