@@ -77,8 +77,9 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
     positions = np.zeros((num_rows, longest), dtype=np.int64)
     documents = np.full((num_rows, longest), -1, dtype=np.int64)
     anchors = np.full((num_rows, widest), -1, dtype=np.int64)
-    context = torch.zeros(num_rows, longest, *shape.context_shape, dtype=torch.bfloat16)
-    all_hidden = torch.zeros(num_rows, longest, shape.context_shape[1], dtype=torch.bfloat16)
+    # As bits, so that samples, which may be read-only, are copied once.
+    context = np.zeros((num_rows, longest, *shape.context_shape), dtype=np.uint16)
+    all_hidden = np.zeros((num_rows, longest, shape.context_shape[1]), dtype=np.uint16)
     index, previous, labels, numbers, thinning = [], [], [], [], []
     hidden = [torch.zeros(0, shape.context_shape[1], dtype=torch.bfloat16)]
     for b, row in enumerate(rows):
@@ -90,9 +91,9 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
             positions[b, start:stop] = np.arange(lengths[which])
             documents[b, start:stop] = document
             anchors[b, first : first + len(own)] = start + own
-            context[b, start:stop] = bf16_tensor(sample.context)
+            context[b, start:stop] = sample.context
             if shape.last_hidden:
-                all_hidden[b, start:stop] = bf16_tensor(sample.last_hidden)
+                all_hidden[b, start:stop] = sample.last_hidden
             valid = num_valid_slots(sample.supervised, own, block_size=size)
             block, slot = np.nonzero(np.arange(size) < valid[:, None])
             position = own[block] + slot
@@ -102,7 +103,7 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
             numbers.append(slot)
             thinning.append(np.full(len(slot), len(candidate_anchors(sample.supervised)) / max(1, len(own))))
             places = np.searchsorted(sample.label_positions, position)
-            hidden.append(bf16_tensor(sample.last_hidden)[torch.from_numpy(places)])
+            hidden.append(bf16_tensor(sample.last_hidden[places]))
             start, first = stop, first + len(own)
     number = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
 
@@ -116,8 +117,8 @@ def make_block_batch(samples: Sequence[tuple[CachedSample, int]], *, shape: Batc
         token_ids=moved(torch.from_numpy(token_ids)),
         positions=moved(torch.from_numpy(positions)),
         documents=moved(torch.from_numpy(documents)),
-        context=context.to(shape.device, shape.dtype),
-        hidden=all_hidden.to(shape.device, shape.dtype) if shape.last_hidden else None,
+        context=bf16_tensor(context).to(shape.device, shape.dtype),
+        hidden=bf16_tensor(all_hidden).to(shape.device, shape.dtype) if shape.last_hidden else None,
         anchors=moved(torch.from_numpy(anchors)),
         slot_index=moved(joined(index)),
         previous=moved(joined(previous)),
