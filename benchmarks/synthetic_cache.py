@@ -63,7 +63,7 @@ class States:
 def write_cache(store: Store, plan: CachePlan) -> Manifest:
     """The whole cache, by this process."""
     writer = CacheWriter(
-        store, prefix=PREFIX, plan=plan, facts={"target": "synthetic", "validation_ids": []},
+        store, prefix=PREFIX, plan=plan, facts={"target": "synthetic", "validation_ids": [plan.samples[0].id]},
         owner=Owner.this_process(processor="benchmark"), lease_s=600.0,
     )  # fmt: skip
     writer.write_shards(plan.shards, States())
