@@ -62,8 +62,8 @@ def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales, out: NDArr
 
     They are: header (length of the third part), token scales as bfloat16 bits [R, L], zstd of the bytes [R, L, D].
 
-    A row of nothing but fill (NaN) is kept as such; other numbers must be finite. Raises ValueError if the values are
-    not whole rows.
+    The D numbers of a layer are fill, NaN, if any of them is not finite. Raises ValueError if the values are not whole
+    rows.
     """
     layers = scales.rms.size // scales.group
     if values.size % scales.rms.size:
@@ -76,11 +76,13 @@ def encode_rows(values: NDArray[np.uint16], *, scales: ChannelScales, out: NDArr
         part = slice(start, start + BLOCK_ROWS)
         y = bf16_to_float(bits[part])
         y *= inverse
-        fill = np.isnan(y[..., 0])
-        np.nan_to_num(y, copy=False)
         largest = np.abs(np.maximum(y.max(axis=-1), -y.min(axis=-1)))  # not -0
+        is_fill = ~np.isfinite(largest)
+        if is_fill.any():
+            y[is_fill] = 0
+            largest[is_fill] = 0
         step = _round_up(largest / MOST)
-        steps[part] = np.where(fill, NO_SCALE, step)
+        steps[part] = np.where(is_fill, NO_SCALE, step)
         size = bf16_to_float(step)
         y *= np.where(size > 0, 1 / np.where(size > 0, size, 1), 0).astype(np.float32)[..., None]
         np.rint(y, out=y)

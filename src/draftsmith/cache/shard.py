@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from draftsmith.cache import codec_bf16, codec_int8
 from draftsmith.cache.layout import CRC_BYTES, INDEX_ENTRY_BYTES, ArrayLayout, CacheSpec
+from draftsmith.cache.recycled import RecycledMemory
 from draftsmith.errors import CacheError
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ R = TypeVar("R")
 
 ABSENT = 2**64 - 1
 SLOT_ALIGNMENT = 64
+OBJECTS_KEPT = 2  # of whose memory is used again: one is written while the next one is encoded
 
 _CRC = struct.Struct("<I")
 
@@ -75,6 +77,8 @@ class ShardCodec:
             self._decode = lambda data, out: codec_int8.decode_rows(data, scales=rms, out=out)
             most = codec_int8.most_bytes(size, scales=rms)
         self._slot = (most + CRC_BYTES + SLOT_ALIGNMENT - 1) // SLOT_ALIGNMENT * SLOT_ALIGNMENT
+        most_of_shard = self._num_chunks * (self._slot + INDEX_ENTRY_BYTES) + CRC_BYTES
+        self._memory = RecycledMemory(block_bytes=most_of_shard, most_idle=OBJECTS_KEPT)
 
     def encode(self, rows: NDArray) -> memoryview | None:
         """The object that holds `rows` [n, ...], n <= shard_tokens, the rest being fill; None if there are none.
@@ -90,9 +94,8 @@ class ShardCodec:
             return None
         num_used = -(-len(rows) // self._rows)
         index = np.full((self._num_chunks, 2), ABSENT, dtype="<u8")
-        # Not `bytes`: numpy asks the system for large pages, and with small ones an object of many MB, which is always
-        # memory that was never used before, costs half as much as its encoding.
-        out = np.empty(num_used * self._slot + index.nbytes + CRC_BYTES, dtype=np.uint8)
+        # Not `bytes`, which would be memory that was never used before: that costs half as much as the encoding.
+        out = self._memory.empty((num_used * self._slot + index.nbytes + CRC_BYTES,), dtype=np.uint8)
 
         def chunk(number: int) -> int:
             begin = number * self._rows

@@ -91,6 +91,12 @@ def test_an_outlier_by_hand() -> None:
     assert bytes(Zstd().decode(data[86:])) == bytes([0xAA] * 15 + [0xA9] + [0xAA] * 14)
 
 
+def test_a_row_without_another_makes_no_outliers() -> None:
+    data = encoded(bf16_bits(np.ones(61)), channels=1)
+    assert numbers(data)[:4] == [1, 61, 61, 0]
+    assert np.array_equal(decoded(data, size=61), bf16_bits(np.ones(61)))
+
+
 def test_numbers_of_all_sizes_are_stored_as_they_are() -> None:
     values = np.random.default_rng(0).integers(0, 65536, 600, dtype=np.uint16)
     data = encoded(values, channels=6)

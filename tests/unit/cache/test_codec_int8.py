@@ -12,6 +12,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs.zstd import Zstd
 
 from draftsmith.cache.codec_int8 import ChannelScales, Int8Rows, decode_rows, encode_rows, most_bytes
 from tests.unit.cache.toy import bf16_bits
@@ -65,6 +66,16 @@ def test_a_row_by_hand() -> None:
     assert floats(back).tolist() == [[127.0, 8.0], [0.0, 0.0], [-0.5, 508.0]]
 
 
+def test_layout_by_hand() -> None:
+    """Length of the frame, s of each token and layer, zstd of the bytes. 1 / 127 = 0.00787402 lies between the
+    bfloat16 0x3c01 = 0.00787354 and 0x3c02 = 0.00793457; in steps of that 1 is 126.03."""
+    scales = ChannelScales(np.array([1.0, 8.0], np.float32), 1)
+    data = encoded(bf16_bits(np.array([[1.0, 0.0], [-0.5, -4.0], [0.0, 8 * 127.0]])), scales)
+    assert int.from_bytes(data[:4], "little") == len(data) - 16
+    assert np.frombuffer(data[4:16], "<u2").tolist() == [0x3C02, 0, 0x3B82, 0x3B82, 0, 0x3F80]
+    assert np.frombuffer(Zstd().decode(data[16:]), np.int8).tolist() == [126, 0, -126, -126, 0, 127]
+
+
 def test_relative_error_and_size_on_normal_states() -> None:
     draw = np.random.default_rng(1)
     loud = 2.0 ** draw.integers(-6, 7, LAYERS * 256)
@@ -82,6 +93,18 @@ def test_fill_comes_back_as_fill() -> None:
     _, back = there_and_back(bits, ChannelScales(rms, HIDDEN))
     assert (back[6:] == 0x7FC0).all()
     assert np.isfinite(floats(back[:6])).all()
+
+
+@pytest.mark.parametrize("broken", [0x7FC0, 0x7F80, 0xFF80])
+def test_a_layer_that_is_not_finite_is_fill(broken: int) -> None:
+    """One NaN or infinity: that token's layer comes back as fill, the others as they were."""
+    bits, rms = states(9, seed=0)
+    _, whole = there_and_back(bits, ChannelScales(rms, HIDDEN))
+    bits[4, HIDDEN + 7] = broken
+    _, back = there_and_back(bits, ChannelScales(rms, HIDDEN))
+    assert (back[4, HIDDEN:] == 0x7FC0).all()
+    back[4, HIDDEN:] = whole[4, HIDDEN:]
+    assert np.array_equal(back, whole)
 
 
 def test_zeros_stay_zeros() -> None:

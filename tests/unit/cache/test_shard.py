@@ -75,6 +75,19 @@ def test_bytes_are_zarrs(name: str, codec: str, rows: int, threads: int) -> None
         assert np.array_equal(back, values)
 
 
+def test_objects_that_are_held_keep_their_bytes() -> None:
+    """The memory of an object is used again when it is gone, and not before."""
+    coder, layout, _ = make("context", "bf16", threads=2)
+    values = [draw(layout, rows) for rows in (100, 101, 102, 103)]
+    held = [coder.encode(item) for item in values]
+    del held[1]
+    for _ in range(3):
+        coder.encode(draw(layout, 128))
+    for rows, data in zip((100, 102, 103), held, strict=True):
+        assert data is not None
+        assert bytes(data) == zarrs_own(draw(layout, rows), *make("context", "bf16")[1:])[0]
+
+
 def test_no_rows_make_no_object() -> None:
     coder, layout, _ = make("context", "bf16")
     assert coder.encode(draw(layout, 0)) is None
