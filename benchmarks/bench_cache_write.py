@@ -1,8 +1,6 @@
-"""The writer of a target cache: ratio of the codecs on real hidden states, speed to a local disk and to S3, and what a
-cache costs by tokens and workers.
+"""The writer of a target cache: speed to a local disk and to S3, and what a cache costs by tokens and workers.
 
-`python benchmarks/bench_cache_write.py [ratio] [local] [s3] [cost]` (all of them without a name). Ratios are of the
-cache of `make run`; speeds of synthetic states through the real writer, each against writing the same numbers raw in
+`python benchmarks/bench_cache_write.py [local] [s3] [cost]` (all of them without a name). Speeds are of synthetic states through the real writer, each against writing the same numbers raw in
 the same run; the cost curve is the real target's.
 """
 
@@ -18,21 +16,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import yaml
 from rows import write_row
 from synthetic_cache import PREFIX, raw_objects, synthetic_plan, write_cache, write_raw
 
-from draftsmith.cache.arrays import SampleArrays
-from draftsmith.cache.plan import array_layouts
-from draftsmith.cache.reader import CacheReader
-from draftsmith.cache.scales import fit_scales
-from draftsmith.cache.shard import ShardCodec
 from draftsmith.cache.writer import UPLOADS
-from draftsmith.jobs.stores import cache_manifest, workspace_store
+from draftsmith.jobs.stores import cache_manifest
 from draftsmith.params import load_params
 from draftsmith.paths import Workspace
 from draftsmith.storage import Store, open_store
@@ -41,7 +32,6 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python benchmarks/bench_cache_write.py"
 TARGET = "smollm2_135m"
 SHARD_TOKENS, NUM_SHARDS, REPEATS = 16384, 6, 3
-BOUNDS = {"bf16": 1.44, "int8": 2.15}
 COST_ANSWERS, COST_WORKERS = (60, 120, 240), (1, 2)
 
 
@@ -49,33 +39,6 @@ def timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def bench_ratio() -> None:
-    """Logical bytes of real hidden states over what each codec makes of them, checksums and index included."""
-    workspace = Workspace.find()
-    reader = CacheReader(workspace_store(workspace), cache_manifest(workspace, TARGET))
-    samples = [sample for sample in reader.samples if sample.shard == 0]
-    arrays = [reader.read(sample.index) for sample in samples]
-    given = [SampleArrays(item.input_ids, item.supervised, item.context, item.last_hidden) for item in arrays]
-    scales = fit_scales(zip(samples, given, strict=True), spec=reader.spec)
-    for codec, bound in BOUNDS.items():
-        spec = replace(reader.spec, codec=codec)  # type: ignore[arg-type]
-        logical = stored = 0
-        for layout in array_layouts(spec):
-            if layout.dtype != "uint16":
-                continue
-            rows = np.concatenate([getattr(item, layout.name) for item in arrays])
-            rows = rows[: len(rows) // spec.chunk_tokens * spec.chunk_tokens]  # whole chunks: no fill at the end
-            coder = ShardCodec(layout, spec=spec, scales=scales[layout.name] if codec == "int8" else None)
-            data = coder.encode(rows)
-            assert data is not None
-            logical, stored = logical + rows.nbytes, stored + len(data)
-        write_row(
-            f"cache_ratio_{codec}", ours=logical / stored, baseline=1.0, unit="logical bytes a stored byte",
-            bound=f">= {bound}", command=f"make run && {COMMAND} ratio",
-            note=f"hidden states of {TARGET}, {len(samples)} samples of shard 0; baseline: bfloat16 as it is",
-        )  # fmt: skip
 
 
 def bench_local() -> None:
@@ -225,7 +188,7 @@ def build_part(workspace: Workspace, answers: int, *, workers: int) -> tuple[int
         return int(cache_manifest(copy, TARGET).facts["totals"]["num_tokens"]), seconds
 
 
-BENCHES = {"ratio": bench_ratio, "local": bench_local, "s3": bench_s3, "cost": bench_cost}
+BENCHES = {"local": bench_local, "s3": bench_s3, "cost": bench_cost}
 
 
 def main() -> None:
