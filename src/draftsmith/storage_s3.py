@@ -22,12 +22,13 @@ from contextlib import closing
 from typing import Any
 
 import google_crc32c
-from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
+from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, ProfileNotFound
 from botocore.httpchecksum import StreamingChecksumBody
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
 from draftsmith.storage_base import STORE_VARIABLE, Content, ObjectInfo, check_path, check_prefix
 from draftsmith.storage_s3_errors import (
+    CREDENTIALS,
     ENDPOINT,
     ChecksumMismatchError,
     Place,
@@ -62,8 +63,9 @@ class S3Store:
         limit_s = limit_from_environment()
         try:
             connection = Connection(endpoint=endpoint, limit_s=limit_s)
-        except ProfileNotFound as error:
-            raise StoreError(f"cannot open store {uri}: {error}", where="AWS_PROFILE") from None
+        except (ProfileNotFound, CredentialRetrievalError) as error:
+            text = " ".join(str(error).split())
+            raise StoreError(f"cannot open store {uri}: {text}", where=CREDENTIALS) from None
         except (ValueError, BotoCoreError) as error:
             raise StoreError(f"cannot open store {uri}: {error}", where=ENDPOINT) from None
         place = Place(bucket, f"s3://{bucket}/{prefix}".rstrip("/"), endpoint or "AWS")

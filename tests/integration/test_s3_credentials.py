@@ -103,3 +103,18 @@ def test_expired_credentials_that_nobody_replaces(
     proxy.faults.append(Fault("answer", "GET", times=-1, status=400, code="ExpiredToken"))
     with pytest.raises(StoreError, match=r"\d expired credentials\); the last: ExpiredToken \(400\)"):
         store.get("object")
+
+
+def test_a_program_for_credentials_that_fails(
+    s3_env: S3Bucket, tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.path.unlink()
+    config = tmp_path / "config"
+    config.write_text("[default]\ncredential_process = sh -c 'echo no luck >&2; exit 3'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with pytest.raises(StoreError, match=r"cannot open store .*no luck.*AWS_PROFILE") as caught:
+        open_store(s3_env.uri)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(StoreError, match=r"cannot open store .*nobody.*AWS_PROFILE"):
+        open_store(s3_env.uri)

@@ -304,6 +304,25 @@ def test_the_server_keeps_a_crc32c(store: Store, s3_env: S3Bucket) -> None:
     assert base64.b64decode(answer["ChecksumCRC32C"]) == (crc ^ 0xFFFFFFFF).to_bytes(4, "big")
 
 
+def test_a_body_is_hashed_once(store: Store, proxy: FaultProxy) -> None:
+    """For the metadata. The signature covers the body's crc32c, not a second sha256 of it."""
+    heads: list[dict[str, str]] = []
+
+    def look(number: int, request: Request) -> Fault | None:
+        if request.method == "PUT":
+            heads.append(request.headers)
+        return None
+
+    proxy.choose = look
+    store.put_if_absent("object", DATA)
+    (headers,) = heads
+    assert headers["x-amz-meta-sha256"] == hashlib.sha256(DATA).hexdigest()
+    assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    signed = re.search("SignedHeaders=([^,]*)", headers["authorization"])
+    assert signed is not None
+    assert {"x-amz-checksum-crc32c", "x-amz-meta-sha256", "if-none-match"} <= set(signed[1].split(";"))
+
+
 REASONS = {
     "refuse": "connection", "lose answer": "connection", "answer": "slow down", "cut request": "connection",
     "flip request": "checksum mismatch", "cut answer": "truncated body", "flip answer": "checksum mismatch",
