@@ -230,8 +230,8 @@ def bench_wait() -> None:
     write_row(
         "cache_data_wait_of_a_sleeping_loop", ours=share, baseline=1.0,
         unit="share of the time of steps", bound="<= 0.02", command=f"{COMMAND} wait",
-        note=f"the run's loader and cache, {WAIT_STEPS} steps that sleep {step_s:.2f} s, as long as one of the run, the "
-        "first load included",
+        note=f"the run's loader and cache, {WAIT_STEPS} steps that sleep {step_s:.2f} s, as long as one of the run, "
+        "the first load included",
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The writer of a target cache: speed to a local disk and to S3, and what a cache costs by tokens and workers.
 
-`python benchmarks/bench_cache_write.py [local] [s3] [cost]` (all of them without a name). Speeds are of synthetic states through the real writer, each against writing the same numbers raw in
-the same run; the cost curve is the real target's.
+`python benchmarks/bench_cache_write.py [local] [s3] [cost]` (all of them without a name). Speeds are of synthetic
+states through the real writer, each against writing the same numbers raw in the same run; the cost curve is the real
+target's.
 """
 
 from __future__ import annotations
