@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 @dataclass(frozen=True)
 class StatesFidelity:
     """One array under one codec. `relative_error` [L]: mean over tokens of |x' - x| / |x| (Euclidean over D), by layer;
-    `relative_error_first` [L]: the same over the first token of each sample; `largest` [L]: the worst token."""
+    `relative_error_first` [L]: the same over first tokens (None: there are none); `largest` [L]: the worst token."""
 
     ratio: float
     identical: bool
     relative_error: tuple[float, ...]
-    relative_error_first: tuple[float, ...]
+    relative_error_first: tuple[float, ...] | None
     largest: tuple[float, ...]
 
 
@@ -37,7 +37,7 @@ def measure_states(
         ratio=states.nbytes / stored_bytes,
         identical=bool(np.array_equal(states, decoded)),
         relative_error=tuple(errors.mean(axis=0).tolist()),
-        relative_error_first=tuple(errors[first_rows].mean(axis=0).tolist()),
+        relative_error_first=tuple(errors[first_rows].mean(axis=0).tolist()) if len(first_rows) else None,
         largest=tuple(errors.max(axis=0).tolist()),
     )
 

@@ -110,8 +110,6 @@ def measure_cached_states(workspace: Workspace, params: Params, name: str) -> di
             shaped = (rows, decoded) if rows.ndim == 3 else (rows[:, None], decoded[:, None])
             starts = first_rows if layout.rows == "tokens" else np.zeros(0, np.int64)
             measured = asdict(measure_states(*shaped, first_rows=starts, stored_bytes=len(data)))
-            if not len(starts):
-                measured["relative_error_first"] = None
             if layout.name == "last_hidden":
                 measured["logit_kl"] = logit_kl(rows, decoded, shared=shared)
             result[layout.name] = measured
