@@ -369,7 +369,9 @@ def test_a_cache_comes_out_the_same(
             np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field))
     reader.close()
     whole.close()
-    counted = Counter(REASONS[seen.kind] for seen in proxy.seen if seen.kind is not None)
+    # A put that is refused by its condition (it was there already, its answer lost) is refused whatever its body is.
+    faults = [seen for seen in proxy.seen if (seen.kind, seen.status) != ("flip request", 412)]
+    counted = Counter(REASONS[seen.kind] for seen in faults if seen.kind is not None)
     assert store.retries == counted
     assert len(counted) == 4
     # Fewer than every n-th: the body of a refusal is neither cut nor flipped.
