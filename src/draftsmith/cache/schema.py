@@ -116,11 +116,6 @@ def read_metadata(get: Callable[[str], bytes], *, where: str) -> Metadata:
     return Metadata(plan, facts, scales)
 
 
-def empty_shard(layout: ArrayLayout, spec: CacheSpec) -> np.ndarray:
-    """An array [shard_tokens, ...] of fill, to be filled with a shard's rows."""
-    return np.full((spec.shard_tokens, *layout.row_shape), layout.fill_value, dtype=layout.dtype)
-
-
 def _column_arrays(plan: CachePlan) -> dict[str, NDArray[Any]]:
     columns = plan.columns()
     return {name: columns[name if name == "sample_id" else name.removeprefix("sample_")] for name in COLUMN_ARRAYS}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import LayerGeometry
+from draftsmith.nn.losses import draft_loss
 from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights
 
@@ -112,6 +113,32 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
         """Weighted loss sums of one micro-batch (not yet normalised)."""
+
+    def hard_losses(self, hidden: Tensor, *, batch: BlockBatch, weights: LossWeights) -> LossSums:
+        """Losses of states hidden [n, D] of the counted slots through the shared head alone: no bias, no confidence."""
+        loss = draft_loss(
+            hidden,
+            feature=None,
+            output_weight=None,
+            head=self.shared.head,
+            target_hidden=batch.target_hidden,
+            labels=batch.labels,
+            weights=batch.weights,
+            ce_weight=weights.ce,
+            tv_weight=weights.tv,
+            softcap=self.shared.logit_softcap,
+        )
+        return LossSums(
+            total=loss.total,
+            ce=loss.ce,
+            tv=loss.tv,
+            bce=None,
+            weight=self.batch_weight(batch),
+            acceptance=loss.acceptance,
+            correct=loss.correct,
+            confidence=None,
+            slot_number=batch.slot_number,
+        )
 
     @abstractmethod
     def new_rows(self) -> KeyValueRows:

@@ -17,7 +17,6 @@ from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.init import reset_linear
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import STYLES, DraftLayer
-from draftsmith.nn.losses import draft_loss
 from draftsmith.nn.rope import Rope
 from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights
@@ -70,30 +69,7 @@ class DFlash(Drafter):
         return states[:, self.config.block_width - self.config.block_size :]
 
     def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
-        hidden = self.slot_states(batch).flatten(0, 1)[batch.slot_index]
-        loss = draft_loss(
-            hidden,
-            feature=None,
-            output_weight=None,
-            head=self.shared.head,
-            target_hidden=batch.target_hidden,
-            labels=batch.labels,
-            weights=batch.weights,
-            ce_weight=weights.ce,
-            tv_weight=weights.tv,
-            softcap=self.shared.logit_softcap,
-        )
-        return LossSums(
-            total=loss.total,
-            ce=loss.ce,
-            tv=loss.tv,
-            bce=None,
-            weight=self.batch_weight(batch),
-            acceptance=loss.acceptance,
-            correct=loss.correct,
-            confidence=None,
-            slot_number=batch.slot_number,
-        )
+        return self.hard_losses(self.slot_states(batch).flatten(0, 1)[batch.slot_index], batch=batch, weights=weights)
 
     def new_rows(self) -> KeyValueRows:
         weight = self.fc.weight
