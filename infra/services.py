@@ -12,8 +12,10 @@ import platform
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import psutil
@@ -42,6 +44,7 @@ from servers import (
 )
 
 READY_TIMEOUT_S = 180.0
+BUSY_TIMEOUT_S, BUSY_PAUSE_S = 60.0, 0.5
 STOP_TIMEOUT_S = 45.0  # the S3 server takes about 16 s
 SERVICES = ("worker", "prefect", "mlflow", "s3")  # the worker stops before the server that it reports to
 
@@ -145,12 +148,20 @@ def up() -> None:
 
 
 def call_prefect(port: int, path: str, body: Mapping[str, object], *, method: str = "POST") -> bytes:
-    """One call of the Prefect server's own interface. Raises ServiceError if it fails."""
+    """One call of the Prefect server's own interface. Raises ServiceError if it fails.
+
+    While its database is locked the server answers 503; that passes.
+    """
     url, headers = f"http://{HOST}:{port}/api/{path}", {"Content-Type": "application/json"}
-    try:
-        return fetch(url, method=method, body=json.dumps(body).encode(), headers=headers)
-    except OSError as error:
-        raise ServiceError(f"the Prefect server refused {method} {path}: {error}") from error
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return fetch(url, method=method, body=json.dumps(body).encode(), headers=headers)
+        except OSError as error:
+            busy = isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.SERVICE_UNAVAILABLE
+            if not busy or time.monotonic() > deadline:
+                raise ServiceError(f"the Prefect server refused {method} {path}: {error}") from error
+        time.sleep(BUSY_PAUSE_S)
 
 
 def crash_abandoned_runs(port: int) -> None:

@@ -11,8 +11,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import psutil
@@ -67,20 +68,30 @@ def stream_line(prepared_line: Line, tmp_path: Path) -> Line:
 
 @contextmanager
 def watched(line: Line) -> Iterator[list[int]]:
-    """Sums of the files under the stream's prefix and its records, seen from a thread every few milliseconds."""
+    """Sums of the files under the stream's prefix and its records, seen from a thread every few milliseconds.
+
+    A walk takes time, in which one file goes and another comes. Those that two walks after each other both met were
+    there together between the two, so only they are summed.
+    """
     found: list[int] = []
     stop = threading.Event()
 
+    def walk() -> dict[int, int]:
+        sizes = {}
+        for folder in (line.store / "stream", line.store / "records" / "stream"):
+            for path in folder.rglob("*"):
+                with suppress(FileNotFoundError):
+                    state = path.stat()
+                    if S_ISREG(state.st_mode):
+                        sizes[state.st_ino] = state.st_size
+        return sizes
+
     def look() -> None:
+        before = walk()
         while not stop.is_set():
-            total = 0
-            for folder in (line.store / "stream", line.store / "records" / "stream"):
-                for path in folder.rglob("*"):
-                    try:
-                        total += path.stat().st_size if path.is_file() else 0
-                    except FileNotFoundError:
-                        continue
-            found.append(total)
+            now = walk()
+            found.append(sum(min(size, now.get(inode, 0)) for inode, size in before.items()))
+            before = now
             time.sleep(0.005)
 
     thread = threading.Thread(target=look)
