@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,6 +18,9 @@ class Row(BaseModel):
     """A frozen row in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class Sampling(Row):
@@ -268,6 +271,18 @@ class Run(Row):
     train: dict[str, Any] = Field(default_factory=dict)
 
 
+class Study(Row):
+    """Drafters side by side on one target: equal data, equal steps. The first is the one that others are compared to.
+
+    `train` and `evaluate` override single fields of the common rows, for every drafter of the study alike.
+    """
+
+    target: str
+    drafters: tuple[str, ...] = Field(min_length=2)
+    train: dict[str, Any] = Field(default_factory=dict)
+    evaluate: dict[str, Any] = Field(default_factory=dict)
+
+
 class Params(Row):
     """The whole of params.yaml."""
 
@@ -281,6 +296,7 @@ class Params(Row):
     train: Train
     calibrate: Calibrate
     evaluate: Evaluate
+    study: Study | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
@@ -301,7 +317,23 @@ class Params(Row):
             raise ValueError(
                 f"active_targets must equal the targets of runs {sorted(wanted)}, got {sorted(self.active_targets)}"
             )
+        if self.study is not None:
+            self._check_study(self.study)
         return self
+
+    def _check_study(self, study: Study) -> None:
+        if study.target not in self.targets:
+            raise ValueError(f"study.target: no such row in targets: {study.target!r}")
+        unknown = [name for name in study.drafters if name not in self.drafters]
+        if unknown:
+            raise ValueError(f"study.drafters: no such row in drafters: {unknown[0]!r}")
+        if len(set(study.drafters)) != len(study.drafters):
+            raise ValueError(f"study.drafters must differ, got {list(study.drafters)}")
+        for name, common in (("train", self.train), ("evaluate", self.evaluate)):
+            try:
+                merged(common, getattr(study, name))
+            except ValidationError as error:
+                raise ValueError("; ".join(_problems(error, stem=f"study.{name}."))) from None
 
     def run(self, key: str) -> Run:
         """The row of `key`; raises ParamsError that lists the keys there are."""
@@ -324,7 +356,12 @@ class Params(Row):
 
 def merged_train(common: Train, run: Run) -> Train:
     """`common` with the fields of `run.train` laid over it, validated again."""
-    return Train.model_validate({**common.model_dump(), **run.train})
+    return merged(common, run.train)
+
+
+def merged(common: AnyRow, fields: dict[str, Any]) -> AnyRow:
+    """`common` with `fields` laid over it, validated again."""
+    return type(common).model_validate({**common.model_dump(), **fields})
 
 
 def load_params(path: Path) -> Params:
