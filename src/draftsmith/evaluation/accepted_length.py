@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from draftsmith.decoding.rounds import Generation
 from draftsmith.errors import DraftsmithError
+from draftsmith.evaluation.paired import Estimate, PromptCounts, mean_difference
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -54,6 +55,7 @@ class AcceptedLength:
     num_conditional: tuple[int, ...]  # [K] rounds behind each conditional acceptance
     prefix_survival: tuple[float | None, ...]  # [K]
     num_counted: tuple[int, ...]  # [K] rounds behind each prefix survival
+    prompts: PromptCounts  # of every prompt, for comparisons
 
     @property
     def share_cut(self) -> float:
@@ -114,49 +116,29 @@ def measure_accepted_length(
         num_conditional=tuple(int(conditional[k]) for k in slots),
         prefix_survival=tuple(_share(survived[k], of=counted[k]) for k in slots),
         num_counted=tuple(int(counted[k]) for k in slots),
+        prompts=count_by_prompt(generations),
     )
 
 
-@dataclass(frozen=True)
-class LengthDifference:
-    """Accepted length of one drafter less that of another on the same prompts, with its 95 % interval over prompts."""
-
-    difference: float
-    interval: Interval | None
-    num_prompts: int
+def count_by_prompt(generations: Sequence[Generation]) -> PromptCounts:
+    """Rounds and committed tokens of each prompt over its turns, prompts in the order of their first turn."""
+    rounds = {name: [item for turn in turns for item in turn.rounds] for name, turns in _by_prompt(generations).items()}
+    return PromptCounts(
+        ids=tuple(rounds),
+        rounds=tuple(len(items) for items in rounds.values()),
+        committed=tuple(sum(item.committed for item in items) for items in rounds.values()),
+        committed_draft=tuple(sum(item.committed_draft for item in items) for items in rounds.values()),
+    )
 
 
 def compare_accepted_length(
-    generations: Sequence[Generation],
-    *,
-    baseline: Sequence[Generation],
-    block_size: int,
-    seed: int,
-    num_resamples: int = 2000,
-) -> LengthDifference:
+    generations: Sequence[Generation], *, baseline: Sequence[Generation], seed: int
+) -> Estimate:
     """Micro accepted length (bonus included) of `generations` minus that of `baseline`, paired by prompt.
 
-    Each bootstrap sample draws prompts once for both. Prompts without a round in either are left out. Raises
-    DraftsmithError if the two do not answer the same prompts, or no prompt has rounds in both.
+    See `evaluation.paired` for the interval, and for the errors.
     """
-    sides = [_by_prompt(generations), _by_prompt(baseline)]
-    if sides[0].keys() != sides[1].keys():
-        raise DraftsmithError(
-            "a paired comparison needs the same prompts", got=f"{len(sides[0])} and {len(sides[1])} prompts"
-        )
-    kept = [name for name in sorted(sides[0]) if all(any(turn.rounds for turn in side[name]) for side in sides)]
-    if not kept:
-        raise DraftsmithError("no prompt with decoding rounds in both", got=f"{len(sides[0])} prompts")
-    ours, theirs = (_sum_by_prompt([side[name] for name in kept], block_size=block_size) for side in sides)
-    difference = ours.committed.sum() / ours.rounds.sum() - theirs.committed.sum() / theirs.rounds.sum()
-    weights = _resamples(len(kept), num_resamples=num_resamples, seed=seed)
-    interval = None
-    if weights is not None:
-        drawn = (weights @ ours.committed) / (weights @ ours.rounds)
-        drawn -= (weights @ theirs.committed) / (weights @ theirs.rounds)
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        interval = (float(low), float(high))
-    return LengthDifference(float(difference), interval, len(kept))
+    return mean_difference([count_by_prompt(generations)], baseline=[count_by_prompt(baseline)], seed=seed)
 
 
 def share_identical(generations: Sequence[Generation], *, plain: Sequence[Generation]) -> float:

@@ -62,6 +62,7 @@ def evaluation_row(
         "plain_tokens_per_s": plain_tokens_per_s,
         "speedup": tokens_per_s / plain_tokens_per_s,
         "identical_to_plain": identical_to_plain,
+        "prompts": measured.prompts.to_json(),
     }
 
 

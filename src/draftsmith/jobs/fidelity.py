@@ -156,9 +156,7 @@ def measure_trained(workspace: Workspace, params: Params, key: str) -> dict[str,
         )
         block_size = own.drafters[own.run(key).drafter].block_size
         measured = measure_accepted_length(generations[codec], block_size=block_size, seed=BOOTSTRAP_SEED)
-        difference = compare_accepted_length(
-            generations[codec], baseline=generations[BASELINE], block_size=block_size, seed=BOOTSTRAP_SEED
-        )
+        difference = compare_accepted_length(generations[codec], baseline=generations[BASELINE], seed=BOOTSTRAP_SEED)
         manifest = cache_manifest(copy, own.run(key).target)
         found[codec] = {
             "stored_bytes": manifest.num_bytes,
@@ -166,7 +164,7 @@ def measure_trained(workspace: Workspace, params: Params, key: str) -> dict[str,
             "accepted_length_interval": measured.accepted_length_interval,
             "num_prompts": measured.num_prompts,
             "num_rounds": measured.num_rounds,
-            "difference": difference.difference,
+            "difference": difference.value,
             "difference_interval": difference.interval,
             "weights_identical": same,
         }

@@ -215,17 +215,17 @@ def test_share_identical_refuses_other_requests() -> None:
 
 
 def test_a_drafter_against_itself_differs_by_nothing() -> None:
-    found = compare_accepted_length(GENERATIONS, baseline=GENERATIONS, block_size=3, seed=0)
+    found = compare_accepted_length(GENERATIONS, baseline=GENERATIONS, seed=0)
     # Prompt c has no round.
-    assert (found.difference, found.interval, found.num_prompts) == (0.0, (0.0, 0.0), 3)
+    assert (found.value, found.interval, found.num_prompts) == (0.0, (0.0, 0.0), 3)
 
 
 def test_a_difference_is_of_ratios_over_the_same_prompts() -> None:
     ours = [make_generation("a", [make_round(2)]), make_generation("b", [make_round(1), make_round(0)])]
     theirs = [make_generation("a", [make_round(0)]), make_generation("b", [make_round(0)])]
-    found = compare_accepted_length(ours, baseline=theirs, block_size=3, seed=0)
+    found = compare_accepted_length(ours, baseline=theirs, seed=0)
     # (3 + 2 + 1) / 3 rounds less (1 + 1) / 2 rounds; prompt a alone gives 3 - 1, prompt b alone 3 / 2 - 1.
-    assert found.difference == 1.0
+    assert found.value == 1.0
     assert found.interval == (0.5, 2.0)
 
 
@@ -233,7 +233,7 @@ def test_pairing_takes_out_what_differs_between_prompts() -> None:
     """Prompts whose lengths differ a lot, each drafter 1 token better on every one of them: no spread is left."""
     better = [make_generation(f"p{n}", [make_round(1 + n % 2)]) for n in range(12)]
     worse = [make_generation(f"p{n}", [make_round(n % 2)]) for n in range(12)]
-    found = compare_accepted_length(better, baseline=worse, block_size=3, seed=0)
+    found = compare_accepted_length(better, baseline=worse, seed=0)
     assert found.interval == pytest.approx((1.0, 1.0))
     alone = measure_accepted_length(better, block_size=3, seed=0).accepted_length_interval
     assert alone is not None
@@ -242,6 +242,6 @@ def test_pairing_takes_out_what_differs_between_prompts() -> None:
 
 def test_other_prompts_cannot_be_paired() -> None:
     with pytest.raises(DraftsmithError, match="same prompts"):
-        compare_accepted_length(GENERATIONS, baseline=GENERATIONS[:2], block_size=3, seed=0)
-    with pytest.raises(DraftsmithError, match="rounds in both"):
-        compare_accepted_length([make_generation("a", [])], baseline=[make_generation("a", [])], block_size=3, seed=0)
+        compare_accepted_length(GENERATIONS, baseline=GENERATIONS[:2], seed=0)
+    with pytest.raises(DraftsmithError, match="no prompt with decoding rounds"):
+        compare_accepted_length([make_generation("a", [])], baseline=[make_generation("a", [])], seed=0)
