@@ -199,9 +199,10 @@ def default_tracking_uri(workspace: Workspace) -> str:
     return f"sqlite:///{workspace.root.resolve() / 'mlflow.db'}"
 
 
-def artifact_root(workspace: Workspace) -> Path:
-    """The artifacts that belong to the default database."""
-    return workspace.root.resolve() / "mlartifacts"
+def artifact_root(workspace: Workspace, *, uri: str) -> Path:
+    """Where artifacts belong: beside a database that is a file, else in this working copy."""
+    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite:///") else workspace.root
+    return folder.resolve() / "mlartifacts"
 
 
 def run_url(workspace: Workspace, uri: str, experiment_id: str, run_id: str) -> str:
@@ -313,8 +314,7 @@ def _experiment_id(client: MlflowClient, stage: str, *, workspace: Workspace, ur
     """The experiment of `stage`, made if need be. A server chooses the artifact place itself; a database cannot."""
     from mlflow.exceptions import MlflowException
 
-    name = f"draftsmith/{stage}"
-    root = artifact_root(workspace)
+    name, root = f"draftsmith/{stage}", artifact_root(workspace, uri=uri)
     if uri == default_tracking_uri(workspace):
         _follow_moved_copy(workspace, root.as_uri())
     found = client.get_experiment_by_name(name)

@@ -173,6 +173,7 @@ class Session:
     def _finish(self, drafter: Drafter, found: Validation, tracked: StageRun | None) -> None:
         """Write drafter, contract and report; the drafter's weights are written last."""
         folder, report = self.workspace.drafter_dir(self.key), self.workspace.report_dir(self.key)
+        samples = self.feed.source.samples
         facts = self.feed.source.facts
         shared, target = drafter.shared, self.place.row
         Contract(
@@ -197,6 +198,9 @@ class Session:
             "key": self.key,
             "steps": self.recipe.steps,
             "init": self.recipe.init,
+            "num_parameters": sum(value.numel() for value in drafter.state_dict().values()),
+            "num_samples": len(self.feed.members.train),
+            "num_supervised_tokens": sum(samples[index].num_labels + 1 for index in self.feed.members.train),
             "num_ranks": self.engine.num_ranks,
             "loss": self.curve[-1]["loss"],
             "expected_accepted_length": found.expected_accepted_length,
