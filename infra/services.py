@@ -135,7 +135,7 @@ def up() -> None:
     except BaseException:
         down()
         raise
-    say(f"Prefect  http://{HOST}:{prefect}   deployments train-drafter, build-cache; work pool {POOL}")
+    say(f"Prefect  http://{HOST}:{prefect}   deployments train-drafter, build-cache, study-drafter; work pool {POOL}")
     say(f"MLflow   http://{HOST}:{mlflow}")
     say(f"S3       http://{HOST}:{s3}   bucket {BUCKET}")
     if prefect != PREFECT_DEFAULT_PORT:

@@ -67,6 +67,15 @@ def run() -> None:
 
 
 @cli.command()
+def study() -> None:
+    """The drafters of `study` in params.yaml side by side: equal data, equal steps, one table with intervals."""
+    opened = _open()
+    from draftsmith.jobs import study as job
+
+    job.run(*opened, say=click.echo)
+
+
+@cli.command()
 def prompts() -> None:
     """Stage prompts: sources and files -> training, validation and calibration prompts."""
     opened = _open()

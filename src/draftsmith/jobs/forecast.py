@@ -15,10 +15,10 @@ ANSWER_TOKENS_PER_S = 280.0  # batches of 96
 PLAIN_TOKENS_PER_S = 130.0  # batches of up to 16
 DRAFT_TOKENS_PER_S = 65.0
 CACHE_TOKENS_PER_S = 1000.0
-SECONDS_PER_SLOT = {"dspark": 0.0019, "dflash": 0.0012}
+SECONDS_PER_SLOT = {"dspark": 0.0019, "dflash": 0.0012, "eagle3": 0.0025, "mtp1": 0.0025}
 STAGE_START_S = 12.0
 PROMPT_TOKENS = 70
-SLOTS_PER_ANCHOR = 6.7
+SLOTS_PER_ANCHOR = 6.7  # of a block of 7
 CHECKPOINT_BYTES = 0.6e9  # of a drafter with a sequential head
 MEMORY_BYTES = 5e9  # of a training
 NUM_TURNS = {"mt_bench": 2}
@@ -70,7 +70,7 @@ def forecast(workspace: Workspace, params: Params) -> Forecast:
     for key, run in params.runs.items():
         recipe, row, drafter = params.train_of(key), params.targets[run.target], params.drafters[run.drafter]
         head = row.vocab_size * row.hidden_size / (49152 * 576)
-        slots = recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR
+        slots = recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR * drafter.block_size / 7
         seconds["training"] += STAGE_START_S + slots * SECONDS_PER_SLOT[drafter.kind] * head
         # Each epoch makes the shards that it reads; the pass before the first makes all of them.
         passes = 1 + recipe.steps * recipe.global_batch / params.prompts.num_train
