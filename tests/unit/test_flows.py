@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
+import yaml
 
 from draftsmith.deployment_names import full_name
 from flows.stage import CommandError, artifact_key, stages_of_run, stages_of_target
@@ -56,3 +60,14 @@ def test_artifact_keys_are_what_prefect_takes(parts: tuple[str, ...], key: str) 
 def test_bare_deployment_names() -> None:
     assert full_name("train-drafter") == "train-drafter/train-drafter"
     assert full_name("a/b") == "a/b"
+
+
+def test_every_deployment_is_a_flow_of_its_name() -> None:
+    root = Path(__file__).resolve().parents[2]
+    deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
+    assert {item["name"] for item in deployments} == {"train-drafter", "build-cache", "study-drafter"}
+    for item in deployments:
+        file, _, name = item["entrypoint"].partition(":")
+        flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+        assert flow.name == item["name"]
+        assert item["concurrency_limit"]["limit"] == 1

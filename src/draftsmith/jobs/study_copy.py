@@ -35,6 +35,8 @@ VARIANT = "study"
 # What a working copy makes itself, and what is written anew for the copy.
 OWN_FILES = ("dvc.lock", "params.yaml")
 OWN_FOLDER = "reports/"
+# A new file elsewhere may be anything, such as a target's weights.
+READ_FOLDERS = ("src", "prompts")
 BUILT = "src/**/*.so"  # ignored by git, and the sources use them
 STOP_GRACE_S = 20.0
 SQLITE = "sqlite:///"
@@ -177,7 +179,7 @@ def _make_clone(workspace: Workspace, folder: Path) -> Path:
 
 
 def _copy_sources(workspace: Workspace, copy: Workspace) -> None:
-    """Make the files of `copy` those of `workspace` that git tracks or would, without what a copy makes itself."""
+    """Make the sources in `copy` those of `workspace`, and delete there what is none any more."""
     wanted = {name for name in _files(workspace.root) if (workspace.root / name).is_file()}
     wanted |= {str(path.relative_to(workspace.root)) for path in workspace.root.glob(BUILT)}
     for name in wanted:
@@ -190,8 +192,9 @@ def _copy_sources(workspace: Workspace, copy: Workspace) -> None:
 
 
 def _files(root: Path) -> set[str]:
-    """Files below `root` that git tracks or would track, relative to it."""
-    listing = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    """Files that git tracks, and new ones that stages read, relative to `root`; without what a copy makes itself."""
+    listing = _git(root, "ls-files", "-z", "--cached")
+    listing += _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *READ_FOLDERS)
     return {name for name in listing.split("\0") if name and name not in OWN_FILES and not name.startswith(OWN_FOLDER)}
 
 
