@@ -35,7 +35,7 @@ from draftsmith.storage import Store, open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python benchmarks/bench_cache_read.py"
-SHARD_TOKENS, NUM_SHARDS = 16384, 10
+SHARD_TOKENS, NUM_SHARDS = 16384, 20
 MEMORY_SHARD_TOKENS, MEMORY_SHARDS, MEMORY_SCALES = 8192, 8, (1, 4, 16)
 REPEATS = 3
 WAIT_STEPS = 30
@@ -277,6 +277,7 @@ def main() -> None:
     if arguments.names and arguments.names[0] in PROCESSES:
         memory_process(arguments.names[0], place=arguments.store, scale=arguments.scale)
         return
+    (ROOT / "data").mkdir(exist_ok=True)
     for name in arguments.names or BENCHES:
         BENCHES[name]()
 

@@ -32,7 +32,7 @@ from draftsmith.storage import Store, open_store
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python benchmarks/bench_cache_write.py"
 TARGET = "smollm2_135m"
-SHARD_TOKENS, NUM_SHARDS, REPEATS = 16384, 6, 3
+SHARD_TOKENS, NUM_SHARDS, REPEATS = 16384, 12, 3
 COST_ANSWERS, COST_WORKERS = (60, 120, 240), (1, 2)
 
 
@@ -195,7 +195,9 @@ BENCHES = {"local": bench_local, "s3": bench_s3, "cost": bench_cost}
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", choices=[*BENCHES, []])
-    for name in parser.parse_args().names or BENCHES:
+    names = parser.parse_args().names
+    (ROOT / "data").mkdir(exist_ok=True)
+    for name in names or BENCHES:
         BENCHES[name]()
 
 

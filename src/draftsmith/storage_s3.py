@@ -22,6 +22,7 @@ from contextlib import closing
 from typing import Any
 
 import google_crc32c
+import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, ProfileNotFound
 from botocore.httpchecksum import StreamingChecksumBody
 
@@ -38,7 +39,7 @@ from draftsmith.storage_s3_errors import (
     error_status,
     is_silent,
 )
-from draftsmith.storage_s3_retry import Connection, Sender, Trials, limit_from_environment
+from draftsmith.storage_s3_retry import Connection, Sender, Trials, ViewBody, limit_from_environment
 
 MAX_PUT_BYTES = 5 * 1024**3
 
@@ -198,14 +199,12 @@ class S3Store:
                 where="params.yaml: cache.shard_tokens",
             )  # fmt: skip
         self._check_bucket()
-        # botocore takes no views; the copy is little beside the sending.
-        data = bytes(data)
         digest, trials = hashlib.sha256(data).hexdigest(), Trials()
         asked = {
             "Bucket": self._bucket,
             "Key": self._key(path),
-            "Body": data,
-            "ChecksumCRC32C": base64.b64encode(google_crc32c.value(data).to_bytes(4)).decode(),
+            "Body": ViewBody(memoryview(data)) if len(data) else b"",
+            "ChecksumCRC32C": base64.b64encode(_crc32c(data).to_bytes(4)).decode(),
             "Metadata": {"sha256": digest},
             **condition,
         }
@@ -240,6 +239,11 @@ class S3Store:
         if not self._sender.send(request, action="look up bucket", path=self._bucket):
             raise self._place.no_bucket()
         self._bucket_seen = True
+
+
+def _crc32c(data: Content) -> int:
+    # google_crc32c takes no views, but arrays over them.
+    return google_crc32c.value(np.frombuffer(data, dtype=np.uint8)) if len(data) else 0
 
 
 def _with_etag(answer: Any) -> Any:

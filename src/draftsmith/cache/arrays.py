@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from draftsmith.cache.plan import ArrayLayout, PlannedSample, ShardPlan
+from draftsmith.cache.planes import are_finite
+from draftsmith.cache.recycled import RecycledMemory
 from draftsmith.errors import CacheError
 
 BF16_EXPONENT = 0x7F80
@@ -32,12 +34,17 @@ Compute = Callable[[Iterable[tuple[PlannedSample, ...]]], Iterator[Sequence[Samp
 
 
 class ShardRows:
-    """The rows of one shard: array name -> [used rows, ...], filled sample by sample, then taken array by array."""
+    """The rows of one shard: array name -> [used rows, ...], filled sample by sample, then taken array by array.
 
-    def __init__(self, shard: ShardPlan, *, layouts: Sequence[ArrayLayout]) -> None:
+    `memory` by array name is where they lie.
+    """
+
+    def __init__(
+        self, shard: ShardPlan, *, layouts: Sequence[ArrayLayout], memory: Mapping[str, RecycledMemory]
+    ) -> None:
         self._layouts = tuple(layouts)
         self._rows = {
-            layout.name: np.empty((layout.used_rows(shard), *layout.row_shape), dtype=layout.dtype)
+            layout.name: memory[layout.name].empty((layout.used_rows(shard), *layout.row_shape), dtype=layout.dtype)
             for layout in self._layouts
         }
 
@@ -77,17 +84,16 @@ def _checked(values: np.ndarray | None, layout: ArrayLayout, sample: PlannedSamp
     if values is None or values.dtype != np.dtype(layout.dtype) or values.shape != shape:
         got = "none" if values is None else f"{values.dtype} {list(values.shape)}"
         raise CacheError(f"sample {sample.id}: {layout.name}", got=got, expected=f"{layout.dtype} {list(shape)}")
-    if layout.dtype == "uint16":
+    if layout.dtype == "uint16" and not are_finite(values):
         broken = (values & BF16_EXPONENT) == BF16_EXPONENT
-        if broken.any():
-            first = [int(part) for part in np.argwhere(broken)[0]]
-            got = f"{int(broken.sum())} values, the first at {first}"
-            raise CacheError(
-                f"sample {sample.id}: NaN or infinity in {layout.name}", got=got, expected="finite hidden states"
-            )
-    elif layout.name == "supervised" and values.max() > 1:
+        first = [int(part) for part in np.argwhere(broken)[0]]
+        got = f"{int(broken.sum())} values, the first at {first}"
+        raise CacheError(
+            f"sample {sample.id}: NaN or infinity in {layout.name}", got=got, expected="finite hidden states"
+        )
+    if layout.name == "supervised" and values.max() > 1:
         raise CacheError(f"sample {sample.id}: supervised", got=int(values.max()), expected="0 or 1")
-    elif layout.name == "input_ids" and values.min() < 0:
+    if layout.name == "input_ids" and values.min() < 0:
         raise CacheError(f"sample {sample.id}: input_ids", got=int(values.min()), expected="token ids >= 0")
     return values
 

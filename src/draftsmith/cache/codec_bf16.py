@@ -5,8 +5,8 @@ their mean, so what is coded is how far each is from the mean of its channel, in
 are outliers, kept beside. Two numbers make a byte, and the bytes are entropy coded: zstd is set to look for next to no
 matches, which there are none of, so that its Huffman coder is what remains.
 
-All of it is done on 16-bit words, one number of the upper half of the rows and one of the lower half in each: numpy
-does that many times faster than it turns words into bytes.
+All of it is done on 16-bit words, one number of the upper half of the rows and one of the lower half in each, so that
+words are never taken apart into bytes; the loops are those of `planes`.
 
 Registered with Zarr under `draftsmith.bf16_planes` through an entry point, so any Zarr reader opens a cache where
 draftsmith is installed. Letters: R rows that are coded, C channels of a row, P = ceil(R / 2) pairs of rows p, P + p.
@@ -28,14 +28,13 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
 from zarr.core.common import JSON, parse_named_configuration
 
+from draftsmith.cache import planes
 from draftsmith.cache.scratch import Scratch
 
 CODEC_NAME = "draftsmith.bf16_planes"
 FILL = 0x7FC0  # rows of it at the end are not coded
-BLOCK_PAIRS = 1 << 17  # worked on at a time, to stay in the processor's cache
-MEAN_PAIRS = 256  # of rows, that a mean is taken of: as many bytes can be added in 16 bits
-BELOW = 9  # exponents from mean - 9 to mean + 6 are coded
-SPAN = 16
+MEAN_PAIRS = 256  # of rows, that a mean is taken of
+BELOW = 9  # exponents from mean - 9 to mean - 10 + SPAN are coded
 MOST_OUTLIERS = 1 / 10  # of all numbers; with more, at 5 bytes each, next to nothing is gained
 
 # Channels, rows, rows that are coded, outliers, bytes of the zstd frame (0: the numbers lie there as they are).
@@ -43,7 +42,6 @@ _HEADER = struct.Struct("<IIIII")
 _HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, min_match=7, target_length=0, hash_log=6
 )
-_REST = 0x807F  # sign and mantissa
 
 _SCRATCH = Scratch()
 
@@ -65,28 +63,26 @@ def encode_planes(values: NDArray[np.uint16], *, channels: int, out: NDArray[np.
         raise ValueError(f"{CODEC_NAME} stores rows of {channels} numbers, got {values.size} numbers")
     num_rows, rows = values.size // channels, values.reshape(-1, channels)
     rows = rows[: _num_coded(rows)]
+    pairs = (len(rows) + 1) // 2
+    upper, lower = _halves(rows)
+    means = _means(upper, lower)
     rest_at = _HEADER.size + channels
-    end = rest_at + 2 * ((len(rows) + 1) // 2) * channels
-    exponents = _part(rows, rest=out[rest_at:end].view(np.uint16)).view(np.uint8)
-    by_pair = exponents.reshape(-1, 2 * channels)
-    means = _means(by_pair, channels=channels)
-    np.subtract(by_pair, np.repeat(means - np.uint8(BELOW), 2), out=by_pair)
-    is_outlier = np.greater_equal(exponents, SPAN, out=_SCRATCH.take("mask", exponents.size).view(np.bool_))
-    places = _places(is_outlier)
+    end = rest_at + 2 * pairs * channels
+    differences = _SCRATCH.take("differences", 2 * pairs * channels)
+    planes.part(upper, lower, shift=means - np.uint8(BELOW), differences=differences, rest=out[rest_at:end])
+    outliers = planes.take_outliers(differences, most=int(MOST_OUTLIERS * differences.size), filler=BELOW)
     tail = [b""]
-    if places.size <= MOST_OUTLIERS * exponents.size:
-        far = exponents[places].tobytes()
-        exponents[places] = BELOW
-        half = exponents.size // 2
-        packed = np.multiply(exponents[half:], SPAN, out=_SCRATCH.take("packed", half))
-        packed |= exponents[:half]
+    if outliers is not None:
+        packed = _SCRATCH.take("packed", pairs * channels)
+        planes.pack(differences, packed=packed)
         frame = zstandard.ZstdCompressor(compression_params=_HUFFMAN).compress(packed.data)
-        tail = [places.astype("<u4").tobytes(), far, frame]
+        places, far = outliers
+        tail = [places.astype("<u4").tobytes(), far.tobytes(), frame]
     if not tail[-1] or end + sum(map(len, tail)) >= _HEADER.size + rows.nbytes:
         _HEADER.pack_into(out.data, 0, channels, num_rows, len(rows), 0, 0)
         out[_HEADER.size : _HEADER.size + rows.nbytes] = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         return _HEADER.size + rows.nbytes
-    _HEADER.pack_into(out.data, 0, channels, num_rows, len(rows), places.size, len(tail[-1]))
+    _HEADER.pack_into(out.data, 0, channels, num_rows, len(rows), len(tail[1]), len(tail[-1]))
     out[_HEADER.size : rest_at] = means
     for part in tail:
         out[end : end + len(part)] = np.frombuffer(part, dtype=np.uint8)
@@ -123,14 +119,14 @@ def decode_planes(data: memoryview, *, out: NDArray[np.uint16]) -> None:
         raise ValueError(f"{CODEC_NAME}: {len(frame)} bytes of exponents, {pairs} expected")
     if (places >= 2 * pairs).any():
         raise ValueError(f"{CODEC_NAME}: outliers beyond the {2 * pairs} numbers")
-    packed = np.frombuffer(frame, dtype=np.uint8)
-    exponents = _SCRATCH.take("exponents", 2 * pairs)
-    np.bitwise_and(packed, SPAN - 1, out=exponents[:pairs])
-    np.right_shift(packed, 4, out=exponents[pairs:])
-    exponents[places] = far
-    by_pair = exponents.reshape(-1, 2 * channels)
-    np.add(by_pair, np.repeat(means - np.uint8(BELOW), 2), out=by_pair)
-    _join(exponents.view(np.uint16), rest, out=out[:size])
+    differences = _SCRATCH.take("differences", 2 * pairs)
+    planes.unpack(np.frombuffer(frame, dtype=np.uint8), differences=differences)
+    differences[places] = far
+    whole = out[:size] if size == 2 * pairs else np.empty(2 * pairs, dtype=np.uint16)
+    upper, lower = whole.reshape(2, -1, channels)
+    planes.join(differences, rest, shift=means - np.uint8(BELOW), upper=upper, lower=lower)
+    if size != 2 * pairs:
+        out[:size] = whole[:size]
 
 
 def _num_coded(rows: NDArray[np.uint16]) -> int:
@@ -141,75 +137,21 @@ def _num_coded(rows: NDArray[np.uint16]) -> int:
     return num + (int(kept[-1]) + 1 if kept.size else 0)
 
 
-def _means(by_pair: NDArray[np.uint8], *, channels: int) -> NDArray[np.uint8]:
-    """Exponents [P, C * 2] -> the mean of each channel, rounded down, from up to MEAN_PAIRS pairs of rows."""
-    few = by_pair[:: max(1, -(-len(by_pair) // MEAN_PAIRS))]
-    sums = np.add.reduce(few, axis=0, dtype=np.uint16).reshape(channels, 2).sum(axis=1, dtype=np.uint32)
-    return (sums // max(1, 2 * len(few))).astype(np.uint8)
-
-
-def _places(is_outlier: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Where the few True are: eight of them looked at at a time, as most eights have none."""
-    whole = is_outlier.size // 8 * 8
-    eights = np.flatnonzero(is_outlier[:whole].view(np.uint64) != 0)
-    found = (eights[:, None] * 8 + np.arange(8)).reshape(-1)
-    return np.concatenate((found[is_outlier[found]], whole + np.flatnonzero(is_outlier[whole:])))
-
-
-def _part(rows: NDArray[np.uint16], *, rest: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """Rows [R, C] -> exponents and, in `rest`, all else; each uint16 [P * C] of two bytes, for rows p and P + p.
-
-    Exponents: of row p in the lower byte, of P + p in the upper one. Rest: mantissa of p and sign of P + p in the
-    lower byte, mantissa of P + p and sign of p in the upper one. The last row stands in for one that is missing.
-    """
+def _halves(rows: NDArray[np.uint16]) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Rows [R, C] -> upper and lower half [P, C]; the last row stands in for one that is missing."""
     if len(rows) % 2:
         rows = np.concatenate((rows, rows[-1:]))
-    upper, lower = np.ascontiguousarray(rows).reshape(2, -1)
-    exponents = _SCRATCH.take("exponents", 2 * upper.size).view(np.uint16)
-    spare = np.empty(min(BLOCK_PAIRS, upper.size), dtype=np.uint16)
-    for start in range(0, upper.size, BLOCK_PAIRS):
-        block = slice(start, start + BLOCK_PAIRS)
-        a, b, e, r = upper[block], lower[block], exponents[block], rest[block]
-        t = spare[: a.size]
-        np.right_shift(a, 7, out=e)
-        e &= 0x00FF
-        np.left_shift(b, 1, out=t)
-        t &= 0xFF00
-        e |= t
-        np.bitwise_and(b, _REST, out=r)
-        np.right_shift(r, 8, out=t)
-        r <<= 8
-        r |= t
-        np.bitwise_and(a, _REST, out=t)
-        r |= t
-    return exponents
+    upper, lower = np.ascontiguousarray(rows).reshape(2, -1, rows.shape[1])
+    return upper, lower
 
 
-def _join(exponents: NDArray[np.uint16], rest: NDArray[np.uint8], *, out: NDArray[np.uint16]) -> None:
-    """The inverse of `_part`, into `out` uint16 [R * C]; `rest` as bytes, which may lie at an odd address."""
-    size = exponents.size
-    is_even = out.size == 2 * size
-    whole = out if is_even else np.empty(2 * size, dtype=np.uint16)
-    upper, lower = whole.reshape(2, -1)
-    spare = np.empty((2, min(BLOCK_PAIRS, size)), dtype=np.uint16)
-    for start in range(0, size, BLOCK_PAIRS):
-        block = slice(start, start + BLOCK_PAIRS)
-        a, b, e = upper[block], lower[block], exponents[block]
-        r, t = spare[:, : e.size]
-        np.copyto(r.view(np.uint8), rest[2 * start : 2 * (start + e.size)])
-        np.bitwise_and(e, 0x00FF, out=a)
-        a <<= 7
-        np.bitwise_and(r, _REST, out=t)
-        a |= t
-        np.right_shift(r, 8, out=b)
-        r <<= 8
-        b |= r
-        b &= _REST
-        e >>= 1
-        e &= 0x7F80
-        b |= e
-    if not is_even:
-        out[:] = whole[: out.size]
+def _means(upper: NDArray[np.uint16], lower: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    """The mean exponent of each channel [C], rounded down, from up to MEAN_PAIRS pairs of rows of [P, C]."""
+    step = max(1, -(-len(upper) // MEAN_PAIRS))
+    sums = np.zeros(upper.shape[1], dtype=np.uint32)
+    for half in (upper, lower):
+        planes.add_exponents(half, step=step, sums=sums)
+    return (sums // max(1, 2 * len(upper[::step]))).astype(np.uint8)
 
 
 @dataclass(frozen=True)

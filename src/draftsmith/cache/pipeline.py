@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event, Lock
+from threading import Condition, Event, Lock
 
 from draftsmith.cache.plan import ShardPlan
 from draftsmith.errors import DraftsmithError, ShardClaimedError
 
-MOST_BEHIND = 2
+MOST_COMPUTED = 2  # and not encoded yet, the one that is being computed among them
+MOST_BEHIND = 4
 
 
 class Tally:
@@ -21,9 +22,10 @@ class Tally:
 
 
 class Behind:
-    """The shards on their way to the store; all methods but `go_on` and `encoding` are for the thread that computes.
+    """Shards on their way to the store; `go_on`, `encoded` and `encoding` are for threads, all else for who computes.
 
-    That thread computes a shard while one is behind it, and none while two are: two shards are in memory at most.
+    That thread computes a shard while at most one waits to be encoded, or is: the numbers of two shards are in memory
+    at most. Of those that are encoded as many are being written as MOST_BEHIND leaves.
     A shard whose claim is lost on the way is added to `refused`; every other error is raised with the shard's number.
     """
 
@@ -32,6 +34,8 @@ class Behind:
         self._pool = ThreadPoolExecutor(MOST_BEHIND, thread_name_prefix="shard")
         self._stopped = Event()
         self._under_way: list[tuple[ShardPlan, Future[None]]] = []
+        self._computed: set[int] = set()
+        self._changed = Condition()
         # One shard is encoded at a time, by many threads; the one before it is written meanwhile.
         self.encoding = Lock()
 
@@ -58,10 +62,28 @@ class Behind:
         """Wait until one more shard may be computed. Raises the error of one behind."""
         while len(self._under_way) >= MOST_BEHIND:
             self._settle(*self._under_way[0])
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._computed) < MOST_COMPUTED)
+        self.check()
 
     def start(self, shard: ShardPlan, work: Callable[[], None]) -> None:
         """Begin to write a shard that was computed; there is room."""
-        self._under_way.append((shard, self._pool.submit(work)))
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self.encoded(shard)
+
+        with self._changed:
+            self._computed.add(shard.index)
+        self._under_way.append((shard, self._pool.submit(run)))
+
+    def encoded(self, shard: ShardPlan) -> None:
+        """For the threads: the shard's numbers are in memory no more."""
+        with self._changed:
+            self._computed.discard(shard.index)
+            self._changed.notify()
 
     def check(self) -> None:
         """Raises the error of a shard that has failed by now."""

@@ -2,7 +2,7 @@
 
 Safe to run anywhere, any number of times, at once: a shard is done when its commit record is there and its objects
 have the sizes that it names; a done shard is never computed again. While a shard is computed, the one before it is
-encoded and uploaded by threads, so that at most two shards are in memory.
+encoded and those before are uploaded by threads, so that at most two shards are in memory, and two more encoded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from draftsmith.cache.commits import (
     list_commits,
     read_commit,
 )
-from draftsmith.cache.pipeline import Behind, Tally
+from draftsmith.cache.pipeline import MOST_COMPUTED, Behind, Tally
 from draftsmith.cache.plan import CachePlan, PlannedSample, ShardPlan, array_layouts
+from draftsmith.cache.recycled import RecycledMemory
 from draftsmith.cache.scales import Scales, settle_scales
 from draftsmith.cache.schema import metadata_objects, read_metadata
 from draftsmith.cache.shard import ShardCodec
@@ -92,6 +93,10 @@ class CacheWriter:
         self._store, self._prefix, self._plan, self._facts = store, check_prefix(prefix), plan, facts
         self._owner, self._lease_s, self._fit, self._contents = owner, lease_s, scales, contents
         self._layouts = array_layouts(plan.spec)
+        self._memory = {
+            layout.name: RecycledMemory(block_bytes=plan.spec.shard_tokens * layout.row_bytes, most_idle=MOST_COMPUTED)
+            for layout in self._layouts
+        }
         self._metadata: tuple[ObjectRecord, ...] | None = None
         self._codecs: dict[str, ShardCodec] = {}
         self._sizes: ObjectSizes | None = None
@@ -277,7 +282,7 @@ class CacheWriter:
 
     def _compute(self, shard: ShardPlan, compute: Compute, claim: Claim, behind: Behind) -> ShardRows:
         """All rows of the shard, from the arrays of its samples."""
-        rows = ShardRows(shard, layouts=self._layouts)
+        rows = ShardRows(shard, layouts=self._layouts, memory=self._memory)
 
         def batches() -> Iterator[tuple[PlannedSample, ...]]:
             for number in range(len(shard.batches)):
@@ -311,6 +316,7 @@ class CacheWriter:
                 if data is not None:
                     path = layout.object_path(shard.index)
                     writing.append(uploads.submit(self._put, path, data, shard, claim, behind))
+            behind.encoded(shard)
         stored = tuple(future.result() for future in writing)
         behind.go_on()
         claim.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs.zstd import Zstd
 
-from draftsmith.cache import codec_bf16
+from draftsmith.cache import planes
 from draftsmith.cache.codec_bf16 import Bf16Planes, decode_planes, encode_planes, most_bytes
-from tests.unit.cache.toy import bf16_bits
+from tests.unit.cache.toy import bf16_bits, loops_of
+
+
+@pytest.fixture(params=["library", "numpy"], autouse=True)
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for the loops in C and for those of numpy."""
+    with loops_of(request.param):
+        yield
 
 
 def encoded(values: np.ndarray, *, channels: int) -> bytes:
@@ -58,7 +66,7 @@ def test_numbers_of_like_size_come_back(channels: int, rows: int, fill: int, sha
 def test_rows_beyond_the_blocks_that_are_worked_on(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     values = bf16_bits(np.random.default_rng(0).standard_normal((rows, 7))).reshape(-1)
     whole = encoded(values, channels=7)
-    monkeypatch.setattr(codec_bf16, "BLOCK_PAIRS", 64)
+    monkeypatch.setattr(planes, "BLOCK_NUMBERS", 64)
     assert encoded(values, channels=7) == whole
     assert np.array_equal(decoded(whole, size=values.size), values)
 

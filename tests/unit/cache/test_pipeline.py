@@ -17,7 +17,9 @@ from draftsmith.cache import writer as writer_module
 from draftsmith.cache.arrays import SampleArrays, ShardRows
 from draftsmith.cache.claims import Claim
 from draftsmith.cache.commits import read_commit
+from draftsmith.cache.pipeline import MOST_BEHIND, MOST_COMPUTED
 from draftsmith.cache.plan import CachePlan, PlannedSample, ShardPlan
+from draftsmith.cache.shard import ShardCodec
 from draftsmith.errors import CacheError, StoreError
 from draftsmith.manifest import Manifest
 from draftsmith.storage import LocalStore, ObjectInfo
@@ -87,30 +89,48 @@ def test_a_shard_is_written_while_the_next_is_computed(store: LocalStore, expect
     assert writer.finish().digest == expected.digest
 
 
-def test_two_shards_are_in_memory_at_most(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the store: a third shard is begun when the first is committed and its arrays are gone."""
+def test_the_numbers_of_two_shards_are_in_memory_at_most(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the encoding: a third shard is begun when the arrays of the first are gone."""
     plan = toy_plan()
     alive: list[tuple[int, weakref.ref[np.ndarray]]] = []
-    most, early = 0, []
+    most, encode = 0, ShardCodec.encode
 
     class CountedRows(ShardRows):
         def __init__(self, shard: ShardPlan, **options) -> None:  # type: ignore[no-untyped-def]
             super().__init__(shard, **options)
             alive.extend((shard.index, weakref.ref(rows)) for rows in self._rows.values())
 
+    def slowly(codec: ShardCodec, rows: np.ndarray) -> memoryview | None:
+        time.sleep(0.05)
+        return encode(codec, rows)
+
     monkeypatch.setattr(writer_module, "ShardRows", CountedRows)
+    monkeypatch.setattr(ShardCodec, "encode", slowly)
 
     def make(sample: PlannedSample) -> SampleArrays:
         nonlocal most
         gc.collect()
         most = max(most, len({shard for shard, rows in alive if rows() is not None}))
-        if sample.shard > 1 and not commit_is_there(store, sample.shard - 2):
-            early.append(sample.shard)
         return toy_arrays(sample, plan.spec)
 
-    toy_writer(WatchedStore(store, lambda shard: time.sleep(0.05)), plan).write_shards(plan.shards, each(make))
+    toy_writer(store, plan).write_shards(plan.shards, each(make))
+    assert most == MOST_COMPUTED == 2
+
+
+def test_few_shards_are_on_their_way_however_slow_the_store(store: LocalStore) -> None:
+    plan, early, ahead = toy_plan(), [], []
+    assert plan.num_shards > MOST_BEHIND
+
+    def make(sample: PlannedSample) -> SampleArrays:
+        if sample.shard >= MOST_BEHIND and not commit_is_there(store, sample.shard - MOST_BEHIND):
+            early.append(sample.shard)
+        if sample.shard == MOST_BEHIND - 1 and not commit_is_there(store, 0):
+            ahead.append(sample.shard)
+        return toy_arrays(sample, plan.spec)
+
+    toy_writer(WatchedStore(store, lambda shard: time.sleep(0.2)), plan).write_shards(plan.shards, each(make))
     assert early == []
-    assert most == 2
+    assert ahead, "several are written at once"
 
 
 def failing(store: LocalStore, *, after: threading.Event | None = None) -> WatchedStore:

@@ -15,11 +15,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
 
+from draftsmith.cache import planes
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, CacheSpec, Codec, LastHidden, PlannedSample, SampleLength, plan_cache
 from draftsmith.cache.scales import fit_plan
@@ -237,6 +241,18 @@ def main() -> None:
     store = DyingStore(open_store(options.store), die_after=options.die_after, at=options.at)
     part, count = map(int, options.slice.split("/"))
     toy_writer(store, plan, owner=owner, lease_s=options.lease).write_shards(plan.shards[part::count], each(make))
+
+
+@contextmanager
+def loops_of(kind: str) -> Iterator[None]:
+    """The loops over bfloat16 bits are those of `kind`: library (skipped where none was built) or numpy."""
+    if kind == "library":
+        if planes.library() is None:
+            pytest.skip("planes.c was not built: `pip install -e .` with a C compiler builds it")
+        yield
+    else:
+        with mock.patch.object(planes, "library", return_value=None):
+            yield
 
 
 if __name__ == "__main__":
