@@ -185,23 +185,26 @@ class Manifest:
     def read(cls, path: Path, kind: str) -> Manifest:
         """Read a manifest of `kind`; raises CacheError if it is missing, of another kind or inconsistent."""
         try:
-            with path.open() as stream:
+            with path.open(encoding="utf-8") as stream:
                 return cls.parse(stream, kind, where=str(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise CacheError(
                 f"no {kind} manifest at {path}", expected=f"`dvc repro` to run the {kind} stage first"
             ) from None
+        except OSError as error:
+            what = f"the {kind} manifest cannot be read"
+            raise CacheError(what, got=error.strerror, expected="a file", where=str(path)) from None
 
     @classmethod
     def parse(cls, lines: Iterable[str], kind: str, *, where: str) -> Manifest:
         """A manifest of `kind` from the lines of its file. Raises CacheError, naming `where`, as `read` does."""
         stream = iter(lines)
         head = []
-        for line in stream:
-            head.append(line)
-            if line == f' "{OBJECTS}": [\n':
-                break
         try:
+            for line in stream:
+                head.append(line)
+                if line == f' "{OBJECTS}": [\n':
+                    break
             whole = head[-1:] != [f' "{OBJECTS}": [\n']
             body = json.loads("".join(head) + ("" if whole else "]}"))
             if not isinstance(body, dict) or body.get("version") != MANIFEST_VERSION or body.get("kind") != kind:
@@ -210,12 +213,15 @@ class Manifest:
                     "manifest of another version or kind", got=got, expected=f"{kind} v{MANIFEST_VERSION}", where=where
                 )
             rows = iter(body[OBJECTS]) if whole else _rows(stream)
-            manifest = cls(kind, body["prefix"], ObjectTable(ObjectRecord(*row) for row in rows), body["facts"])
-        except (ValueError, KeyError, TypeError) as error:
+            prefix, digest, facts = body["prefix"], body["digest"], body["facts"]
+            if not isinstance(prefix, str) or not isinstance(facts, dict):
+                raise TypeError(f"prefix {prefix!r} and facts of {type(facts).__name__}")
+            manifest = cls(kind, prefix, ObjectTable(ObjectRecord(*row) for row in rows), facts)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CacheError(f"the {kind} manifest cannot be read: {error!r}", where=where) from None
-        if manifest.digest != body["digest"]:
+        if manifest.digest != digest:
             raise CacheError(
-                "manifest does not match its own digest", got=manifest.digest, expected=body["digest"], where=where
+                "manifest does not match its own digest", got=manifest.digest, expected=digest, where=where
             )
         return manifest
 

@@ -344,9 +344,8 @@ class Params(Row):
     def target(self, name: str) -> Target:
         """The row of target `name`; raises ParamsError that lists the names there are."""
         if name not in self.targets:
-            raise ParamsError(
-                f"no target {name!r}", expected=f"one of {', '.join(self.targets)}", where="params.yaml: targets"
-            )
+            known = ", ".join(self.targets)
+            raise ParamsError(f"no target {name!r}", expected=f"one of {known}", where="params.yaml: targets")
         return self.targets[name]
 
     def train_of(self, key: str) -> Train:
@@ -367,10 +366,11 @@ def merged(common: AnyRow, fields: dict[str, Any]) -> AnyRow:
 def load_params(path: Path) -> Params:
     """Read and check params.yaml; raises ParamsError that names every wrong field."""
     try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ParamsError("params file is missing", got=path, expected="a readable params.yaml") from None
-    except yaml.YAMLError as error:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        told = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise ParamsError(f"params file {told}", got=path, expected="a readable params.yaml") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no YAML, no text, no such date, no end
         raise ParamsError(f"params file is not YAML: {' '.join(str(error).split())}", where=str(path)) from None
     return parse_params(raw, str(path.name))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from draftsmith.errors import StoreError
@@ -98,6 +100,19 @@ def check_prefix(prefix: str) -> str:
 def records_prefix(prefix: str) -> str:
     """Where the records about `prefix` lie: `records/<prefix>`."""
     return f"records/{check_prefix(prefix)}"
+
+
+def is_held(place: Path) -> bool:
+    """True if a process, on any machine that shares the folder, has the file open and locked."""
+    try:
+        with open(place, "r+b") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # Locked, or another user's, or of a file system that cannot tell.
+        return True
+    return False
 
 
 def describe_retries(retries: Mapping[str, int]) -> str:

@@ -31,7 +31,7 @@ from typing import IO
 import google_crc32c
 
 from draftsmith.errors import ObjectMissingError, StoreError
-from draftsmith.storage_base import Content, ObjectInfo, Store
+from draftsmith.storage_base import Content, ObjectInfo, Store, is_held
 
 TEMPORARY = ".tmp"
 # How far to clear the folder when it is full, so that its files are not counted for every object.
@@ -199,7 +199,7 @@ class DiskCache:
         for _, size, place in sorted(files):
             if total <= room:
                 break
-            if place.suffix != TEMPORARY or not _is_held(place):
+            if place.suffix != TEMPORARY or not is_held(place):
                 with suppress(FileNotFoundError):
                     place.unlink()
                     total -= size
@@ -230,15 +230,3 @@ def _parse(line: bytes) -> tuple[str, int, int] | None:
 def _number(stream: IO[bytes]) -> int | None:
     text = stream.read(32)
     return int(text) if len(text) == 20 and text.isdigit() else None
-
-
-def _is_held(place: Path) -> bool:
-    """True if a process has the file open and locked."""
-    try:
-        with open(place, "rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

@@ -9,12 +9,22 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftsmith.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, StoreError
-from draftsmith.storage_base import PRIVATE_FOLDER, STORE_VARIABLE, Content, ObjectInfo, check_path, check_prefix
+from draftsmith.storage_base import (
+    PRIVATE_FOLDER,
+    STORE_VARIABLE,
+    Content,
+    ObjectInfo,
+    check_path,
+    check_prefix,
+    is_held,
+)
 
+# A temporary file so old is a killed writer's: if nobody has it open, and where that cannot be told in any case.
+UNHELD_TEMPORARY_S = 60.0
 STALE_TEMPORARY_S = 24 * 3600.0
 
 
@@ -144,10 +154,12 @@ class LocalStore:
             self._prepare_private_folder(temporary.parent)
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "xb") as stream:
+                with suppress(OSError):
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            yield temporary, place
+                yield temporary, place
             _sync_folder(place.parent)
         except OSError as error:
             raise self._refused("write", path, error) from None
@@ -162,16 +174,16 @@ class LocalStore:
             yield
 
     def _prepare_private_folder(self, folder: Path) -> None:
-        """Make the folder of temporary files; sweep what killed writers left there more than a day ago."""
+        """Make the folder of temporary files; sweep what killed writers left there."""
         folder.mkdir(parents=True, exist_ok=True)
-        oldest = time.time() - STALE_TEMPORARY_S
+        now = time.time()
         with os.scandir(folder) as entries:
             for entry in entries:
                 try:
-                    stale = entry.stat().st_mtime < oldest
+                    age_s = now - entry.stat().st_mtime
                 except FileNotFoundError:
                     continue
-                if stale:
+                if age_s > STALE_TEMPORARY_S or (age_s > UNHELD_TEMPORARY_S and not is_held(Path(entry.path))):
                     _unlink_quietly(Path(entry.path))
 
     def _refuse_listing(self, error: OSError) -> None:

@@ -129,15 +129,9 @@ class StageRun:
 
 @contextlib.contextmanager
 def stage_run(
-    stage: str,
-    name: str,
-    *,
-    workspace: Workspace,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str],
-    system_metrics: bool = False,
-    resume_run_id: str | None = None,
-) -> Iterator[StageRun]:
+    stage: str, name: str, *, workspace: Workspace, params: Mapping[str, Any], tags: Mapping[str, str],
+    system_metrics: bool = False, resume_run_id: str | None = None,
+) -> Iterator[StageRun]:  # fmt: skip
     """Open the run `name` in the experiment `draftsmith/<stage>`; close it with the right status, whatever happens.
 
     `name` is the key or target, `params` may be nested (logged with dotted names), `tags` add to those of
@@ -173,9 +167,8 @@ def stage_run(
             _close_broken(run, error)
             raise
         run.close("FINISHED")
-    receipt: dict[str, Any] = {"stage": stage, "name": name, "run_id": run_id, "url": run.url}
-    receipt["wall_s"] = round(time.monotonic() - started_s, 3)
-    receipt["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+    wall_s, finished = round(time.monotonic() - started_s, 3), datetime.now(UTC).isoformat(timespec="seconds")
+    receipt = {"stage": stage, "name": name, "run_id": run_id, "url": run.url, "wall_s": wall_s, "finished": finished}
     write_json(workspace.receipt(stage, name), receipt)
 
 
@@ -228,12 +221,17 @@ def open_client(uri: str) -> MlflowClient:
         _probe(uri)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
+    # What the database layer logs of an error, a whole traceback, is told in one line by _clear_errors.
+    for name, level in (("alembic", "WARNING"), ("mlflow.system_metrics", "WARNING"), ("mlflow.store.db", "CRITICAL")):
+        logging.getLogger(name).setLevel(level)
     with _foreign_warnings_off():
         from mlflow import MlflowClient
 
         with _clear_errors("cannot open the MLflow store", where=_uri_place(uri)):
+            if uri.startswith("sqlite:///"):
+                # MLflow would try a file that cannot be opened again and again for minutes.
+                with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0])) as database:
+                    database.execute("SELECT count(*) FROM sqlite_master")
             return MlflowClient(uri)
 
 
@@ -265,9 +263,11 @@ def _clear_errors(what: str, where: str | None = None) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, OSError) as error:
+    except (MlflowException, OSError, sqlite3.Error) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise MachineError(what, got=lines[0][:500], where=where) from error
+        # Before the database's own words may come what the layers above were at.
+        told = next((line for line in lines if line.startswith("(sqlite3.")), lines[0])
+        raise MachineError(what, got=told[:500], where=where) from error
 
 
 @contextlib.contextmanager

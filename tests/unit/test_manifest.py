@@ -267,3 +267,49 @@ def test_a_killed_writer_leaves_the_whole_file(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert len(data) == 1_000_000
     assert len(set(data)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"facts": []}, "facts of list"),
+        ({"prefix": 3}, "prefix 3"),
+        ({"digest": None}, "does not match its own digest"),
+        ({"objects": [[1, 1, "0" * 64]]}, "AttributeError"),
+        ({"objects": [["a", 10**30, "0" * 64]]}, "OverflowError"),
+        ({"objects": [["a", "1", "0" * 64]]}, "TypeError"),
+    ],
+)
+def test_a_manifest_with_a_strange_field(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    path = tmp_path / "m.json"
+    Manifest("cache", "cache/a-01234567", OBJECTS).write(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CacheError, match=told) as caught:
+        Manifest.read(path, "cache")
+    assert str(path) in str(caught.value)
+
+
+def test_a_manifest_without_a_digest(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    Manifest("cache", "cache/a-01234567", OBJECTS).write(path)
+    body = json.loads(path.read_text())
+    del body["digest"]
+    path.write_text(json.dumps(body))
+    with pytest.raises(CacheError, match=r"KeyError.*digest"):
+        Manifest.read(path, "cache")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b'{\n "kind": "\xff"', b"[" * 100_000])
+def test_a_file_that_is_no_text_or_no_end(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.json"
+    path.write_bytes(data)
+    with pytest.raises(CacheError, match=r"the cache manifest cannot be read: .*m\.json"):
+        Manifest.read(path, "cache")
+
+
+def test_a_manifest_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="the answers manifest cannot be read: got Is a directory"):
+        Manifest.read(tmp_path, "answers")
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="no answers manifest at"):
+        Manifest.read(tmp_path / "file" / "m.json", "answers")

@@ -292,3 +292,16 @@ def test_reading_params_is_quick() -> None:
     code = "import sys, draftsmith.params; print(sorted({'torch', 'numpy', 'mlflow', 'boto3'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("data", [b"cache: \xff\xfe", b"cache: 2001-99-99", b"[" * 3000])
+def test_bytes_that_are_no_yaml(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ParamsError, match=r"params file is not YAML: .*params\.yaml"):
+        load_params(path)
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="params file cannot be read: Is a directory"):
+        load_params(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from draftsmith.errors import ObjectExistsError, StoreError
 from draftsmith.manifest import sha256_hex
 from draftsmith.storage import LocalStore, ObjectInfo, check_store, open_store, records_prefix
+from draftsmith.storage_base import is_held
 
 TEMPORARY = Path(".draftsmith") / "tmp"
 
@@ -65,7 +67,7 @@ def test_objects_are_plain_files(tmp_path: Path) -> None:
 
 
 def test_killed_writers_leave_no_half_object(tmp_path: Path) -> None:
-    """SIGKILL at any moment: every object that is there is whole, and what was lying about is swept a day later."""
+    """SIGKILL at any moment: every object that is there is whole, and what was lying about is swept."""
     code = textwrap.dedent("""
         import sys
         from draftsmith.storage import LocalStore
@@ -91,13 +93,27 @@ def test_killed_writers_leave_no_half_object(tmp_path: Path) -> None:
             assert data == data[:1] * 3_000_000
             store.delete(item.path)
     (tmp_path / TEMPORARY).mkdir(parents=True, exist_ok=True)
-    stale, fresh = tmp_path / TEMPORARY / "stale", tmp_path / TEMPORARY / "fresh"
-    for place in (stale, fresh):
-        place.write_bytes(b"")
-    os.utime(stale, (time.time() - 90_000, time.time() - 90_000))
-    store.put("a", b"")
-    assert not stale.exists()
-    assert fresh.exists()
+    places = {name: tmp_path / TEMPORARY / name for name in ("fresh", "left", "held", "stale")}
+    for name, age_s in {"fresh": 0, "left": 120, "held": 120, "stale": 90_000}.items():
+        places[name].write_bytes(b"")
+        os.utime(places[name], (time.time() - age_s, time.time() - age_s))
+    with places["held"].open("r+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        store.put("a", b"")
+    assert {name for name, place in places.items() if place.exists()} == {"fresh", "held"}
+
+
+def test_a_writer_holds_its_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its disk takes, nobody sweeps it away."""
+    real, seen = os.fsync, []
+
+    def slow(handle: int) -> None:
+        seen.extend(is_held(place) for place in (tmp_path / TEMPORARY).iterdir())
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    LocalStore(tmp_path).put("a", b"data")
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,43 @@ def test_a_store_that_is_no_database_is_said_in_one_line(workspace: Workspace, m
     assert "\n" not in str(caught.value)
 
 
+def test_a_database_that_takes_nothing_is_said_in_one_line(
+    workspace: Workspace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk; and nothing of the traceback that MLflow logs of its database's errors."""
+    with sqlite3.connect(workspace.root / "mlflow.db") as database:
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        for table in ("runs", "experiments"):
+            database.execute(
+                f"CREATE TRIGGER full_{table} BEFORE INSERT ON {table} "
+                "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+            )
+    assert pages > 1
+    capfd.readouterr()
+    with (
+        pytest.raises(MachineError, match=r"cannot open a run in MLflow: got .*database or disk is full"),
+        stage_run("train", KEY, workspace=workspace, params={}, tags={}),
+    ):
+        pass
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, None])
+def test_a_damaged_database_is_said_at_once(workspace: Workspace, content: bytes | None) -> None:
+    path = workspace.root / "mlflow.db"
+    if content is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    started = time.monotonic()
+    with pytest.raises(
+        MachineError, match=r"cannot open the MLflow store: got (file is not a|unable to open) database"
+    ):
+        open_client(tracking_uri(workspace))
+    assert time.monotonic() - started < 20
+
+
 def test_where_a_run_is_seen(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     default = tracking_uri(workspace)
     assert default == f"sqlite:///{workspace.root.resolve()}/mlflow.db"

@@ -64,6 +64,7 @@ class Claim:
 
     def __init__(self, store: Store, path: str, *, owner: Owner, lease_s: float) -> None:
         self._store, self._path, self._owner, self._lease_s = store, path, owner, lease_s
+        self._place = f"{store.uri}/{path}"
         self._token = uuid.uuid4().hex
         self._etag = ""
         self._version_id: str | None = None
@@ -111,7 +112,7 @@ class Claim:
                 there = self._store.head(self._path)
                 if there is None:
                     continue
-                token, owner, left_s = _parse(self._store.get(self._path), self._path)
+                token, owner, left_s = _parse(self._store.get(self._path), self._place)
             except ObjectMissingError:
                 continue
             if token == self._token:
@@ -148,7 +149,7 @@ class Claim:
         """A renewal met another record: ours with its answer lost, or that of a process that took over."""
         try:
             there = self._store.head(self._path)
-            token, owner, _ = _parse(self._store.get(self._path), self._path)
+            token, owner, _ = _parse(self._store.get(self._path), self._place)
         except (StoreError, CacheError):
             return
         if token != self._token:
@@ -159,7 +160,7 @@ class Claim:
 
     def _remove(self) -> None:
         try:
-            if self._lost_to is None and _parse(self._store.get(self._path), self._path)[0] == self._token:
+            if self._lost_to is None and _parse(self._store.get(self._path), self._place)[0] == self._token:
                 self._store.delete(self._path, version_id=self._version_id)
         except (StoreError, CacheError):
             # What is left behind ends with its lease, or with this process.
@@ -192,19 +193,19 @@ def live_holder(store: Store, path: str) -> str | None:
     Raises CacheError for a record that is no claim.
     """
     try:
-        _, owner, left_s = _parse(store.get(path), path)
+        _, owner, left_s = _parse(store.get(path), f"{store.uri}/{path}")
     except ObjectMissingError:
         return None
     return owner.name if left_s > 0 and not owner.is_dead() else None
 
 
-def _parse(data: bytes, path: str) -> tuple[str, Owner, float]:
-    """Token, owner and seconds left of a claim record. Raises CacheError if it is none."""
+def _parse(data: bytes, place: str) -> tuple[str, Owner, float]:
+    """Token, owner and seconds left of a claim record. Raises CacheError, naming its place, if it is none."""
     try:
         body = json.loads(data)
         return body["token"], Owner(**body["owner"]), body["renewed_s"] + body["lease_s"] - time.time()
     except (ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"broken claim record: {error!r}", where=f"delete {path}") from None
+        raise CacheError(f"broken claim record: {error!r}", where=f"delete {place}") from None
 
 
 def _machine() -> str:

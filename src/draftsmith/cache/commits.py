@@ -91,7 +91,7 @@ def read_commit(store: Store, prefix: str, shard: int) -> ShardCommit | None:
     except ObjectMissingError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"broken commit record: {error!r}", where=f"delete {path}") from None
+        raise CacheError(f"broken commit record: {error!r}", where=f"delete {store.uri}/{path}") from None
 
 
 def list_commits(store: Store, prefix: str) -> frozenset[int]:

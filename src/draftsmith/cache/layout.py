@@ -14,6 +14,7 @@ from draftsmith.errors import CacheError
 
 CRC_BYTES = 4
 INDEX_ENTRY_BYTES = 16
+MOST = 2**31 - 1  # rows and their places are int32
 
 Codec = Literal["plain", "bf16", "int8"]
 LastHidden = Literal["none", "labels", "all"]
@@ -38,8 +39,8 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "shard_tokens", "chunk_tokens", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise CacheError(f"{name} must be >= 1", got=getattr(self, name), where="params.yaml: cache")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise CacheError(f"{name} must be in 1..{MOST}", got=getattr(self, name), where="params.yaml: cache")
         if self.codec not in get_args(Codec):
             expected = ", ".join(get_args(Codec))
             raise CacheError("unknown codec", got=self.codec, expected=expected, where="params.yaml: targets.*.codec")

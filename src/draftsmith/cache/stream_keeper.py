@@ -75,11 +75,17 @@ class Control:
 
 
 def read_control(store: Store, place: StreamPlace) -> Control | None:
-    """The control record, None if there is none."""
+    """The control record, None if there is none. Raises CacheError for a broken one."""
     try:
-        return Control(**json.loads(store.get(place.control)))
+        control = Control(**json.loads(store.get(place.control)))
+        if not isinstance(control.granted, int):
+            raise TypeError(f"granted {control.granted!r}")
+        return control
     except ObjectMissingError:
         return None
+    except (ValueError, TypeError) as error:
+        where = "run the training again: it writes a new one"
+        raise CacheError(f"broken record {place.control} in {store.uri}: {error!r}", where=where) from None
 
 
 class StreamKeeper:

@@ -40,15 +40,16 @@ def storage_limit() -> int | None:
 
 def parse_bytes(text: str, *, where: str) -> int:
     """`20GB`, `1.5 TiB`, `500000000` -> bytes. Raises MachineError that names `where`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
+    match = re.fullmatch(r"([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([A-Za-z]*)", text.strip())
+    num_bytes = 0 if match is None else int(float(match[1]) * _UNITS.get(match[2].upper(), 0))
+    if num_bytes < 1:
         raise MachineError(
             "a number of bytes cannot be read",
             got=repr(text),
-            expected="such as 500000000, 20GB or 18.5GiB",
+            expected="1 or more, such as 500000000, 20GB or 18.5GiB",
             where=where,
         )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return num_bytes
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,10 @@ class CacheWriter:
 
     def _held_by(self, shard: ShardPlan) -> str:
         holder = live_holder(self._store, claim_path(self._prefix, shard.index))
-        return f"shard {shard.index} is claimed by {holder or 'a process that has ended since'}"
+        if holder is None:
+            # The lease may also be too short to be renewed in time, so that this very process lost the claim.
+            return f"shard {shard.index} was claimed by a process that has ended since, or its claim ran out"
+        return f"shard {shard.index} is claimed by {holder}"
 
     def _write(self, shards: Iterable[ShardPlan | None], compute: Compute, tally: Tally) -> list[ShardPlan]:
         """One pass over `shards`; returns those that another process holds or took over."""

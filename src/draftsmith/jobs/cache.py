@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,7 @@ from draftsmith.tracking import StageRun, stage_run
 
 FORMAT_VERSION = 3
 DEFAULT_LEASE_S = 120.0
+LONGEST_LEASE_S = 365 * 86400.0
 LEASE_VARIABLE = "DRAFTSMITH_LEASE_S"
 
 
@@ -197,14 +199,15 @@ def stream_manifest(planned: PlannedCache) -> Manifest:
 
 
 def lease_s() -> float:
-    """Seconds that a claim lasts without being renewed. Raises ParamsError if DRAFTSMITH_LEASE_S is no number > 0."""
+    """Seconds that a claim lasts without being renewed. Raises ParamsError if DRAFTSMITH_LEASE_S is no such number."""
     text = os.environ.get(LEASE_VARIABLE, "")
     try:
         seconds = float(text) if text else DEFAULT_LEASE_S
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ParamsError("the lease of a claim cannot be read", got=text, expected="seconds > 0", where=LEASE_VARIABLE)
+    if not 0 < seconds <= LONGEST_LEASE_S:
+        expected = f"seconds > 0, {LONGEST_LEASE_S:.0f} (a year) at most"
+        raise ParamsError("the lease of a claim cannot be read", got=text, expected=expected, where=LEASE_VARIABLE)
     return seconds
 
 
@@ -212,10 +215,10 @@ def parse_slice(text: str | None) -> tuple[int, int] | None:
     """`i/n` with 0 <= i < n."""
     if text is None:
         return None
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise ParamsError("--slice cannot be read", got=text, expected="i/n with 0 <= i < n")
-    return int(index), int(count)
+    return int(match[1]), int(match[2])
 
 
 def _tell_retries(store: Store, tracked: StageRun) -> None:

@@ -158,7 +158,7 @@ class History:
             blob = self._git("hash-object", "--stdin", "--no-filters", data=data).decode().strip()
             lock = Lock(blob, f"dvc.lock of {copy}, not committed", "")
             if blob not in self._pins:
-                self._pins[blob] = parse_lock(data, where=lock.source)
+                self._pins[blob] = parse_lock(data, where=f"{copy}, not committed,")
             if blob not in self._locks:
                 yield lock
 

@@ -36,6 +36,16 @@ SHIPPED = "shipped, measured on SmolLM2-135M"
 DEFAULT_MEAN_LENGTH = 954
 DEFAULT_LABEL_SHARE = 0.85
 
+# What an option may be: from, to. Beyond that a figure says nothing, and infinity or nan would run through all others.
+RANGES: dict[str, tuple[float, float]] = {
+    "--tokens": (1, 1e15),
+    "--mean-length": (2, 1e9),
+    "--label-share": (0, 1),
+    "--tokens-per-s": (1e-3, 1e12),
+    "--price-per-tb-month": (0, 1e12),
+    "--ratio": (1e-2, 1e4),
+}
+
 LIKE_ANSWERS = 2_000  # whose lengths a plan for a number of tokens follows
 SAMPLED_SHARDS = 32  # of each cache of the target
 LISTED_COMMITS = 5_000
@@ -54,6 +64,10 @@ def run(
     CacheError for answers that cannot be planned, and errors of the store.
     """
     row = params.target(name)
+    _check_ranges({
+        "--tokens": tokens, "--mean-length": mean_length, "--label-share": label_share, "--tokens-per-s": tokens_per_s,
+        "--price-per-tb-month": price_per_tb_month, "--ratio": ratio,
+    })  # fmt: skip
     if tokens is None and (mean_length is not None or label_share is not None):
         raise ParamsError("--mean-length and --label-share describe samples that are not there yet",
                           expected="--tokens N with them")  # fmt: skip
@@ -79,6 +93,13 @@ def run(
         ratios[row.codec] = Sourced(ratio, "given")
     rate = sampled.rate if tokens_per_s is None else Sourced(tokens_per_s, "given")
     return CacheEstimate(name, spec, extent, basis(), ratios, rate, price_per_tb_month)
+
+
+def _check_ranges(options: Mapping[str, float | None]) -> None:
+    for option, value in options.items():
+        low, high = RANGES[option]
+        if value is not None and not low <= value <= high:
+            raise ParamsError(f"{option} is out of its range", got=value, expected=f"{low:g}..{high:g}")
 
 
 class _Answers:

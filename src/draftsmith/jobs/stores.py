@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from draftsmith.cache.stream_plan import parse_bytes
-from draftsmith.errors import ObjectMissingError
-from draftsmith.manifest import Manifest
+from draftsmith.errors import CacheError, ObjectMissingError
+from draftsmith.manifest import Manifest, sha256_hex
 from draftsmith.paths import Workspace
 from draftsmith.storage import Store, open_store
 
@@ -37,12 +37,23 @@ def cache_manifest(workspace: Workspace, target: str) -> Manifest:
 
 
 def stored(store: Store, manifest: Manifest, path: str, *, stage: str) -> bytes:
-    """An object of a finished prefix. Raises ObjectMissingError with the command that makes the prefix again."""
+    """An object of a finished prefix, checked against its manifest. Raises ObjectMissingError with the command that
+    makes the prefix again, and CacheError if the object is not the one that the manifest names."""
+    place, record = f"{manifest.prefix}/{path}", manifest.find(path)
     try:
-        return store.get(f"{manifest.prefix}/{path}")
+        data = store.get(place)
     except ObjectMissingError:
         raise ObjectMissingError(
             f"store {store.uri} lacks {manifest.prefix}/{path}",
             expected=f"what the {manifest.kind} manifest names; `dvc repro -f -s {stage}` makes it again",
             where="or DRAFTSMITH_STORE is another store's",
         ) from None
+    digest = sha256_hex(data)
+    if record is None or digest != record.sha256:
+        raise CacheError(
+            f"{place} in {store.uri} is not what the {manifest.kind} manifest names",
+            got=f"{len(data)} bytes, sha256 {digest}",
+            expected="no such object" if record is None else f"{record.size} bytes, sha256 {record.sha256}",
+            where=f"delete it, then dvc repro -f -s {stage}",
+        )
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -130,7 +131,8 @@ class StreamFeed:
             self._first = first_pass_indices(plan, self.members, kind=first_pass)
             self._first_tick = slots.first - len(self._first)
             if rank == 0:
-                num_workers = _num_workers() if len(slots) else 0
+                # One without a slot would only take memory.
+                num_workers = min(_num_workers(), len(slots))
                 room = _room(plan, slots, self.members, recipe=recipe)
                 self._keeper = StreamKeeper(store, place, plan=plan, slots=slots, room=room, run=start_id)
                 self._keeper.begin(keep=self._held_out.paths)
@@ -232,7 +234,7 @@ def _room(plan: CachePlan, slots: Slots, members: Members, *, recipe: Train) -> 
 
 
 def _num_workers() -> int:
-    text = os.environ.get(WORKERS_VARIABLE, "1")
-    if not text.isdigit() or int(text) == 0:
-        raise MachineError(f"{WORKERS_VARIABLE} cannot be read", got=text, expected="a number of processes, 1 or more")
+    text = os.environ.get(WORKERS_VARIABLE) or "1"
+    if re.fullmatch(r"0*[1-9][0-9]{0,3}", text) is None:
+        raise MachineError(f"{WORKERS_VARIABLE} cannot be read", got=text, expected="a number of processes, 1 to 9999")
     return int(text)

@@ -150,7 +150,8 @@ def decode_table(data: bytes, schema: pa.Schema, *, columns: Sequence[str] | Non
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             found = file.schema_arrow
             table = file.read(columns=columns, use_threads=False) if found.equals(schema) else None
-    except pa.ArrowInvalid as error:
+    # Damaged bytes are told as any of Arrow's errors, and as OSError.
+    except (pa.ArrowException, OSError) as error:
         raise PromptError(f"not a Parquet table: {' '.join(str(error).split())[:200]}") from None
     if table is None:
         raise PromptError("a Parquet table of other columns", got=found.names, expected=schema.names)

@@ -13,7 +13,7 @@ import pytest
 
 from draftsmith.cache import claims
 from draftsmith.cache.claims import Claim, Owner
-from draftsmith.errors import ShardClaimedError, StoreError
+from draftsmith.errors import CacheError, ShardClaimedError, StoreError
 from draftsmith.storage import LocalStore, ObjectInfo
 from tests.unit.cache.toy import PREFIX, DyingStore, elsewhere
 
@@ -95,3 +95,10 @@ def test_a_store_that_is_gone_for_a_moment_does_not_end_the_claim(store: LocalSt
         for _ in range(15):
             time.sleep(0.1)
             claim.check()
+
+
+def test_a_broken_record_is_told_with_its_place(store: LocalStore) -> None:
+    for data in (b"", b"[]", b"\xff"):
+        store.put(CLAIM, data)
+        with pytest.raises(CacheError, match=f"broken claim record: .*delete {store.uri}/{CLAIM}"):
+            claims.live_holder(store, CLAIM)

@@ -245,7 +245,8 @@ def test_refused_samples(samples: list[SampleLength], expected: str) -> None:
     ("changes", "expected"),
     [
         ({"shard_tokens": 100, "chunk_tokens": 33}, "a multiple of chunk_tokens 33"),
-        ({"batch_tokens": 0}, "batch_tokens must be >= 1"),
+        ({"shard_tokens": 2**70, "chunk_tokens": 2**69}, r"shard_tokens must be in 1\.\.2147483647"),
+        ({"batch_tokens": 0}, r"batch_tokens must be in 1\.\.2147483647: got 0"),
         ({"codec": "fp8"}, "unknown codec: got fp8, expected plain, bf16, int8"),
         ({"last_hidden": "some"}, "unknown choice of last_hidden"),
     ],

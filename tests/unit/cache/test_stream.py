@@ -21,7 +21,7 @@ from draftsmith.cache.layout import Codec, array_layouts
 from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.reader import CachedSample, CacheReader
 from draftsmith.cache.stream import HeldOut, StreamReader, kept_bytes
-from draftsmith.cache.stream_keeper import StreamPlace, sweep_others
+from draftsmith.cache.stream_keeper import StreamPlace, read_control, sweep_others
 from draftsmith.cache.stream_plan import FIRST_PASS, most_bytes, needed_bytes
 from draftsmith.errors import CacheError, TrainingError
 from draftsmith.storage import LocalStore, open_store
@@ -311,6 +311,14 @@ def test_whoever_waits_is_told_why_it_ends(tmp_path: Path) -> None:
         run.keeper.fail("a worker of the stream ended")
         with pytest.raises(CacheError, match="got a worker of the stream ended"):
             run_worker(store, plan, run.slots, part=(0, 1), start_id="a", toy=Toy(plan))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"run": "a"', b"\xff"])
+def test_a_broken_control_record_is_told(tmp_path: Path, data: bytes) -> None:
+    store = LocalStore(tmp_path)
+    store.put(PLACE.control, data)
+    with pytest.raises(CacheError, match=f"broken record {PLACE.control} in {tmp_path}.*run the training again"):
+        read_control(store, PLACE)
 
 
 def test_scales_of_int8_stay_as_long_as_shards_that_were_made_with_them(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def test_bytes_are_read(text: str, expected: int) -> None:
     assert parse_bytes(text, where="X") == expected
 
 
-@pytest.mark.parametrize("text", ["20 parsecs", "GB", "-5", "0", "0GB", "1e9", "20GB please", "1,5GB"])
+@pytest.mark.parametrize(
+    "text", ["20 parsecs", "GB", "-5", "0", "0GB", "1e9", "20GB please", "1,5GB", "0.1", "9" * 400]
+)
 def test_other_texts_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT_VARIABLE, text)
     with pytest.raises(MachineError) as caught:

@@ -293,11 +293,18 @@ def test_int8_fits_its_scales_with_the_target(
     assert Manifest.read(other.cache_manifest(TARGET), "cache").digest == manifest.digest
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan", "1e300"])
 def test_a_lease_that_cannot_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_LEASE_S", text)
     with pytest.raises(ParamsError, match=f"got {text}, expected seconds > 0.*DRAFTSMITH_LEASE_S"):
         job.lease_s()
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/1", "-1/2", "0/0", " 0/2", "0/2/3", "\u00b2/3", f"0/{'9' * 5000}"])
+def test_a_slice_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ParamsError, match=r"--slice cannot be read.*expected i/n with 0 <= i < n"):
+        job.parse_slice(text)
+    assert job.parse_slice("2/3") == (2, 3)
 
 
 def test_sequences_need_no_torch() -> None:

@@ -255,6 +255,43 @@ def test_options_that_do_not_go_together(workspace: Workspace) -> None:
         plan_of(workspace, params_of(workspace, codec="plain"), tokens=10, ratio=2.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tokens": 0}, r"--tokens is out of its range: got 0, expected 1\.\.1e\+15"),
+        ({"tokens": 10**30}, "--tokens"),
+        ({"tokens": 1000, "mean_length": float("nan")}, "--mean-length"),
+        ({"tokens": 1000, "label_share": float("nan")}, "--label-share"),
+        ({"tokens": 1000, "tokens_per_s": float("inf")}, "--tokens-per-s"),
+        ({"tokens": 1000, "tokens_per_s": 1e-320}, "--tokens-per-s"),
+        ({"tokens": 1000, "price_per_tb_month": float("nan")}, "--price-per-tb-month"),
+        ({"tokens": 1000, "ratio": float("inf")}, "--ratio"),
+        ({"tokens": 1000, "ratio": 1e-320}, "--ratio"),
+    ],
+)
+def test_options_out_of_their_range(workspace: Workspace, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ParamsError, match=told):
+        plan_of(workspace, **options)
+
+
+def test_as_many_tokens_as_may_be(workspace: Workspace) -> None:
+    found = plan_of(workspace, tokens=10**15)
+    assert found.extent.num_tokens == 10**15
+    assert "1,000,000,000,000,000 tokens" in found.text
+
+
+def test_changed_answers_are_not_planned_from(workspace: Workspace) -> None:
+    """A flipped bit may leave a Parquet file readable, with other lengths in it."""
+    write_answers(workspace)
+    manifest = Manifest.read(workspace.answers_manifest(TARGET), "answers")
+    path = Path(workspace.store_uri) / manifest.prefix / manifest.objects[0].path
+    data = path.read_bytes()
+    path.write_bytes(data[:-30] + bytes([data[-30] ^ 1]) + data[-29:])
+    told = rf"is not what the answers manifest names: got {len(data)} bytes.*delete it, then dvc repro -f -s answers@"
+    with pytest.raises(CacheError, match=told):
+        plan_of(workspace)
+
+
 def imported(workspace: Workspace, *options: str) -> Iterator[str]:
     """The modules that `draftsmith plan` has imported at its end."""
     code = (

@@ -37,7 +37,7 @@ def test_s3_without_room(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) 
     assert type(reading_store(workspace)) is type(workspace_store(workspace))
 
 
-@pytest.mark.parametrize("text", ["much", "-1", "0", "1 XB"])
+@pytest.mark.parametrize("text", ["much", "-1", "0", "1 XB", "0.1", "9" * 400])
 def test_room_that_cannot_be_read(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DRAFTSMITH_STORE", "s3://bucket/store")
     monkeypatch.setenv(VARIABLE, text)
