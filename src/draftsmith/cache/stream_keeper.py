@@ -122,7 +122,7 @@ class StreamKeeper:
             found: dict[int, ShardCommit] = {}
             for path in records:
                 slot = position.get(path)
-                commit = None if slot is None else self._read(slot)
+                commit = None if slot is None else self._read_left(slot)
                 if slot is None or commit is None:
                     continue
                 prefix = self._prefix(slot)
@@ -243,6 +243,13 @@ class StreamKeeper:
 
     def _read(self, slot: int) -> ShardCommit | None:
         return read_commit(self._store, self._prefix(slot), int(self._slots.shard[slot]))
+
+    def _read_left(self, slot: int) -> ShardCommit | None:
+        """What an earlier run committed; a broken record is none, and its shard is made again."""
+        try:
+            return self._read(slot)
+        except CacheError:
+            return None
 
     def _prefix(self, slot: int) -> str:
         return self._place.epoch_prefix(int(self._slots.epoch[slot]))

@@ -98,7 +98,9 @@ def _work(workspace: Workspace, params: Params, options: argparse.Namespace) -> 
 
 def _end_with_parent() -> None:
     """The kernel closes the pipe when the trainer ends, however it ends: a worker alone is of no use to anyone."""
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: a thread that waits in there makes Python abort when a worker that is done ends by itself.
+    while os.read(sys.stdin.fileno(), 1 << 16):
+        pass
     os._exit(PARENT_GONE)
 
 

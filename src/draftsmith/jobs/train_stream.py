@@ -98,7 +98,8 @@ class Workers:
             sys.stderr.write(line)
         status = process.wait()
         if status != 0 and not self._ending:
-            self._on_failure(f"a worker of the stream ended with status {status}: {''.join(last).strip()}")
+            said = "".join(last).strip() or "it said nothing"
+            self._on_failure(f"a worker of the stream ended with status {status}: {said}")
 
 
 class StreamFeed:
