@@ -10,17 +10,18 @@ import torch
 
 from draftsmith.drafters import deepspec
 from draftsmith.drafters.base import DrafterConfig
-from draftsmith.drafters.contract import CONTRACT_NAME, Contract
+from draftsmith.drafters.contract import CONTRACT_NAME
 from draftsmith.drafters.fields import Fields
 from draftsmith.drafters.registry import CONFIG_NAME, load_drafter, own_weights, shared_weights, write_weights
 from draftsmith.drafters.weights import WEIGHTS_NAME
 from draftsmith.errors import ContractError
-from draftsmith.jobs.parts import target_folder
+from draftsmith.jobs.parts import check_drafter, target_folder
 from draftsmith.manifest import write_bytes
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
 from draftsmith.targets.base import Family, load_shared
 from draftsmith.targets.families import FAMILIES
+from draftsmith.targets.fetch import load_chat_format
 
 FILES = (CONTRACT_NAME, CONFIG_NAME, WEIGHTS_NAME)
 DTYPES = ("bfloat16", "float16", "float32")
@@ -44,11 +45,11 @@ class Exported:
 def run(workspace: Workspace, params: Params, key: str, *, out: Path) -> Exported:
     """Export the trained drafter of `key` in DeepSpec's form, with its target's embedding and LM head.
 
-    Raises ContractError for a drafter that was trained for other weights of the target.
+    Raises ContractError that names the first field in which the drafter was made for another target, text or block.
     """
     place = target_folder(workspace, params, params.run(key).target)
     folder = workspace.drafter_dir(key)
-    Contract.read(folder).check({"target_digest": place.digest}, meets=f"target {place.name}")
+    check_drafter(workspace, params, key, place=place, chat=load_chat_format(place.folder))
     return export_deepspec(folder, out=out, target=place.folder, family=FAMILIES[place.row.family])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from draftsmith.cli import cli
-from draftsmith.drafters.contract import Contract
+from draftsmith.drafters.contract import derive_contract
 from draftsmith.drafters.registry import build_drafter, drafter_config, save_drafter
 from draftsmith.errors import ContractError
 from draftsmith.jobs.export import export_deepspec, notes
@@ -47,15 +47,16 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def write_contract(folder: Path, *, digest: str) -> None:
-    nothing = {field.name: None for field in fields(Contract) if field.name not in ("unknown", "target_digest")}
-    Contract(**nothing, target_digest=digest).write(folder)
+    made = derive_contract(folder)
+    unknown = tuple(name for name in made.unknown if name != "target_digest")
+    replace(made, target_digest=digest, unknown=unknown).write(folder)
 
 
 def export(workspace: Workspace, out: Path, *, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(workspace.root)
     done = CliRunner().invoke(cli, ["export", "deepspec", "--key", DSPARK, "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0
-    return str(done.output)
+    return str(done.stdout)
 
 
 def test_the_directory_is_whole(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
