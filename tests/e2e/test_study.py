@@ -13,6 +13,7 @@ import pytest
 
 from draftsmith.drafters.contract import Contract
 from draftsmith.paths import Workspace
+from draftsmith.training.checkpoint import MARKER
 from tests.line_fixtures import TARGET, TIMEOUT_S, Line, files_below, kill_when, prepared_line, tiny_target
 
 __all__ = ["prepared_line", "tiny_target"]
@@ -76,11 +77,10 @@ def test_a_study_is_killed_goes_on_and_names_what_failed(prepared_line: Line, tm
 
     # Killed in the training of the third drafter, while what it had started lives on.
     process = line.start("study")
-    checkpoints = line.store / "records" / "train"
     family: list[psutil.Process] = []
 
     def third_is_training() -> bool:
-        if not any(checkpoints.glob(f"{key_of('rnn')}-*/**/*")):
+        if not any(line.store.glob(f"train/{key_of('rnn')}-*/step-*/{MARKER}")):
             return False
         family.extend(psutil.Process(process.pid).children(recursive=True))
         for member in family:

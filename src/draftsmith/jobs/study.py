@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftsmith.drafters.contract import Contract
+from draftsmith.drafters.weights import WEIGHTS_NAME
 from draftsmith.errors import DraftsmithError, ParamsError
 from draftsmith.evaluation.study import Missing, StudyRun, study_body, study_page
 from draftsmith.evaluation.study_figure import study_figure
@@ -74,10 +75,12 @@ def build_data(copy: StudyCopy, study: Study) -> None:
 
 def build_drafter(copy: StudyCopy, study: Study, drafter: str) -> Missing | None:
     """Train and evaluate one drafter, if it is not up to date; what failed, if something did."""
-    for stage in ("train", "evaluate"):
-        if copy.run("dvc", "repro", "-s", f"{stage}@{study_key(study, drafter)}") != 0:
-            return Missing(drafter, stage)
-    return None
+    key = study_key(study, drafter)
+    if copy.run("dvc", "repro", "-s", f"train@{key}", f"evaluate@{key}") == 0:
+        return None
+    # DVC takes a drafter away before it is trained, and its weights are the last that training writes.
+    trained = (copy.workspace.drafter_dir(key) / WEIGHTS_NAME).is_file()
+    return Missing(drafter, "evaluate" if trained else "train")
 
 
 def read_runs(copy: StudyCopy, own: Params, study: Study, *, drafters: Sequence[str]) -> list[StudyRun]:
