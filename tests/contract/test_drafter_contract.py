@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
 from draftsmith.drafters.base import Observation
@@ -343,7 +344,15 @@ def test_a_saved_drafter_is_loaded_bit_by_bit(kept: Kept, tmp_path: Path) -> Non
 def test_its_config_alone_says_what_it_is(kept: Kept, tmp_path: Path) -> None:
     kept.save(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert read_drafter_config(tmp_path) == kept.drafter.config
+    config = read_drafter_config(tmp_path)
+    assert config == kept.drafter.config
+    # Hugging Face reads the same layers and positions from it, as DeepSpec's classes do.
+    theirs, family = AutoConfig.from_pretrained(tmp_path, local_files_only=True), FAMILIES[config.family]
+    assert (theirs.num_hidden_layers, theirs.vocab_size) == (config.num_layers, config.vocab_size)
+    if not any(config.windows):
+        assert family.geometry(theirs) == config.geometry
+        frequencies, _ = family.rope(theirs)
+        torch.testing.assert_close(frequencies, kept.drafter.rope.inverse_frequencies, rtol=0, atol=0)
 
 
 def test_an_exported_directory_is_loaded_bit_by_bit(kept: Kept, tmp_path: Path) -> None:

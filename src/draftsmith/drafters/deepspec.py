@@ -130,6 +130,14 @@ def check_form(config: DrafterConfig, *, where: str) -> None:
         raise ContractError(
             "draft layers of different windows", got=list(config.windows), expected="one sliding_window", where=where
         )
+    heads, groups = config.geometry.num_heads, config.geometry.num_kv_heads
+    if heads % groups or config.geometry.head_size % 2:
+        raise ContractError(
+            "attention heads",
+            got=f"{heads} of {config.geometry.head_size} numbers over {groups} key heads",
+            expected="a multiple of the key heads, of an even size",
+            where=where,
+        )
     if config.geometry != FAMILIES[config.family].geometry(text_config(config.family, config.text)):
         raise ContractError(
             f"draft layers that a config of {config.family} cannot say", got=config.geometry, where=where

@@ -175,6 +175,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (published.QWEN3, {"hidden_act": 7}, "text config of a drafter cannot be read.*hidden_act"),
     (published.QWEN3, {"hidden_size": "32"}, "hidden_size: got '32'"),
     (published.QWEN3, {"rms_norm_eps": 0}, "rms_norm_eps: got 0"),
+    (published.QWEN3, {"num_key_value_heads": 3}, "attention heads: got 4 of 12 numbers over 3 key heads"),
     (published.GEMMA4, {"enable_moe_block": True}, "enable_moe_block"),
     (published.GEMMA4, {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
     (published.GEMMA4, {"hidden_activation": "silu"}, "hidden_activation"),
