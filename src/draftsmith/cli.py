@@ -111,6 +111,8 @@ def plan(
     tokens_per_s: float | None, price_per_tb_month: float | None, ratio: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """What a target cache will take, before anything is computed: bytes, shards, requests, hours, cost."""
+    if tokens is not None and answers is not None:
+        raise click.UsageError("--tokens plans for a number of tokens, --answers for those of a file: give one of them")
     opened = _open(target=name)
     from draftsmith.jobs import plan as job
 
