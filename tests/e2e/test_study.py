@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from draftsmith.drafters.contract import Contract
 from draftsmith.paths import Workspace
 from draftsmith.training.checkpoint import MARKER
-from tests.line_fixtures import TARGET, TIMEOUT_S, Line, files_below, kill_when, prepared_line, tiny_target
+from tests.line_fixtures import TARGET, TIMEOUT_S, Line, files_below, prepared_line, tiny_target
 
 __all__ = ["prepared_line", "tiny_target"]
 
@@ -87,13 +88,20 @@ def test_a_study_is_killed_goes_on_and_names_what_failed(prepared_line: Line, tm
             member.suspend()
         return True
 
-    kill_when(process, third_is_training)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not third_is_training():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
     refused = line.tried("study")
     assert refused.returncode == 2
     assert "another study works in this working copy" in refused.stderr
     for member in family:
         member.kill()
     psutil.wait_procs(family, timeout=TIMEOUT_S)
+    process.communicate()
     finished = {name: mtimes_of(copy, name) for name in ("markov", "gated")}
     assert all(len(times) > 6 for times in finished.values())
     assert not (line.root / "reports" / "study").exists()
