@@ -214,6 +214,11 @@ def test_a_missing_field_is_named_and_no_default_takes_its_place(body: dict[str,
         read({field: value for field, value in body.items() if field != name})
 
 
+def test_draft_layers_keep_keys_of_their_own_where_the_targets_share_them() -> None:
+    """DeepSpec's config repeats its target's field, which its classes do not read."""
+    assert read({**published.GEMMA4, "num_kv_shared_layers": 2}) == read(published.GEMMA4)
+
+
 def test_a_missing_rope_is_named() -> None:
     body = {name: value for name, value in published.QWEN3.items() if name != "rope_parameters"}
     with pytest.raises(ContractError, match="without rope_theta"):
