@@ -141,16 +141,20 @@ def test_a_drafter_opened_for_decoding(field: str, line: Line) -> None:
     assert caught.value.got != caught.value.expected
 
 
-@pytest.mark.parametrize("stage", ["calibrate", "evaluate", "generate"])
-def test_each_command_that_decodes(stage: str, line: Line) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("calibrate",), ("evaluate",), ("generate", "Hello?"), ("export", "deepspec", "--out", "whole")],
+    ids=" ".join,
+)
+def test_each_command_that_opens_a_drafter(command: tuple[str, ...], line: Line) -> None:
     change_template(line)
-    done = line.tried(stage, "--key", DSPARK, *(["Hello?"] if stage == "generate" else []))
+    done = line.tried(*command, "--key", DSPARK)
     assert done.returncode == 2
-    assert (
-        "draftsmith: error: the drafter was made for another template_digest than target tiny has: got" in done.stderr
-    )
+    message = "draftsmith: error: the drafter was made for another template_digest than target tiny has: got "
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (line.workspace.report_dir(DSPARK) / f"{stage}.json").exists()
+    assert not (line.workspace.report_dir(DSPARK) / f"{command[0]}.json").exists()
+    assert not (line.root / "whole").exists()
 
 
 TRAIN_CHANGES = {
