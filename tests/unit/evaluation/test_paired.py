@@ -55,6 +55,12 @@ def test_a_drafter_does_not_differ_from_itself() -> None:
     assert (found.value, found.interval, found.excludes_zero) == (0.0, (0.0, 0.0), False)
 
 
+def test_rounding_is_no_difference() -> None:
+    assert not Estimate(1e-17, (1e-17, 1e-17), 3).excludes_zero
+    assert Estimate(1e-3, (1e-4, 2e-3), 3).excludes_zero
+    assert not Estimate(1e-3, (-1e-4, 2e-3), 3).excludes_zero
+
+
 def test_prompts_without_rounds_in_either_are_left_out() -> None:
     ours, base = counts((2, 4), (0, 0), (1, 3)), counts((2, 2), (5, 5), (1, 1))
     found = mean_difference([ours], baseline=[base], seed=0)
