@@ -25,7 +25,8 @@ from draftsmith.jobs.train_data import cache_digest, check_arrays
 from draftsmith.jobs.train_session import Session
 from draftsmith.params import Drafter, load_params
 from draftsmith.targets.fetch import load_chat_format
-from tests.line_fixtures import DSPARK, TARGET, TEMPLATE, Line, prepared_line, tiny_target, trained_line
+from tests.line_fixtures import DSPARK, TARGET, Line, prepared_line, tiny_target, trained_line
+from tests.line_target import TEMPLATE
 
 __all__ = ["prepared_line", "tiny_target", "trained_line"]
 

@@ -22,7 +22,8 @@ from draftsmith.jobs.parts import weights_digest
 from draftsmith.params import load_params
 from draftsmith.paths import Workspace
 from draftsmith.targets.families import FAMILIES
-from tests.line_fixtures import DSPARK, PARAMS, TARGET, tiny_weights, write_tiny_target
+from tests.line_fixtures import DSPARK, PARAMS, TARGET
+from tests.line_target import tiny_weights, write_tiny_target
 
 LLAMA = FAMILIES["llama"]
 
