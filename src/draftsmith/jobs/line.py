@@ -27,7 +27,7 @@ class Missing:
 
 
 def check_store(workspace: Workspace, params: Params, *, store: Store | None = None) -> list[Missing]:
-    """The stages that must run again because the store (by default the workspace's) was emptied or switched, in order."""
+    """Stages that must run again because the store (by default the workspace's) was emptied or switched, in order."""
     store = store or workspace_store(workspace)
     places = [("prompts", "prompts", workspace.prompts_manifest)]
     places += [(f"answers@{name}", "answers", workspace.answers_manifest(name)) for name in params.active_targets]
