@@ -63,10 +63,9 @@ def stages_run(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def outside_of_the_study(line: Line) -> dict[str, int]:
-    """mtimes of what the default line made: manifests, reports, dvc.lock, and objects of the store but the study's."""
+    """mtimes of what the default line made: manifests, reports, dvc.lock, and its answers in the store."""
     found = files_below(line.root / "reports", "*")
-    for folder in ("prompts", "answers"):
-        found |= {f"store/{folder}/{name}": at for name, at in files_below(line.store / folder, "*").items()}
+    found |= {f"store/answers/{name}": at for name, at in files_below(line.store / "answers", "*").items()}
     for path in [*(line.root / "data").glob("*.json"), *(line.root / "data").glob("*/*.json"), line.root / "dvc.lock"]:
         found[str(path.relative_to(line.root))] = path.stat().st_mtime_ns
     return {name: at for name, at in found.items() if "study" not in name}
