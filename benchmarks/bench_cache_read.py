@@ -36,7 +36,7 @@ from draftsmith.storage import Store, open_store
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python benchmarks/bench_cache_read.py"
 SHARD_TOKENS, NUM_SHARDS = 16384, 20
-MEMORY_SHARD_TOKENS, MEMORY_SHARDS, MEMORY_SCALES = 8192, 8, (1, 4, 16)
+MEMORY_SHARD_TOKENS, MEMORY_SHARDS, MEMORY_SCALES = 2048, 32, (1, 4, 16)
 REPEATS = 3
 WAIT_STEPS = 30
 
@@ -185,7 +185,7 @@ def bench_memory() -> None:
             unit="MB of peak resident memory, at 16 times the cache against once",
             bound="<= 1.05",
             command=f"{COMMAND} memory",
-            note=f"{listed}; 1x is {MEMORY_SHARDS} shards of {MEMORY_SHARD_TOKENS} tokens (53 MB each); the smaller "
+            note=f"{listed}; 1x is {MEMORY_SHARDS} shards of {MEMORY_SHARD_TOKENS} tokens (13 MB each); the smaller "
             f"caches are written and read several times over; median of {REPEATS} processes",
         )
 

@@ -6,6 +6,8 @@ Every weight is random, norms included, and large enough that no two parts of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,37 @@ GEMMA4: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 8.0,
 }
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128}
+GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.5, "factor": 2.0},
+}
+# What the tests call a make of target that the families' plain ones leave out -> its family and config.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, untied, biases": (
+        "llama",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
+    ),
+    "llama, one key head, head size by division": (
+        "llama",
+        {"num_key_value_heads": 1, "head_dim": None, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "qwen3, tied, biases, yarn": (
+        "qwen3",
+        {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": YARN, "num_key_value_heads": 4},
+    ),
+    "qwen3, sliding window": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    ),
+    "gemma4, tied, biases, own values": (
+        "gemma4",
+        {"tie_word_embeddings": True, "attention_bias": True, "attention_k_eq_v": False,
+         "final_logit_softcapping": None, "rope_parameters": GEMMA4_ROPE},
+    ),
+}  # fmt: skip
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
@@ -77,7 +110,7 @@ def tiny_config(family: str, **changes: Any) -> Any:
         "bos_token_id": 1,
         "eos_token_id": END_TOKEN,
         "pad_token_id": 0,
-        **changes,
+        **deepcopy(changes),
     }
     if family == "gemma4":
         common = {**GEMMA4, **common}
@@ -114,6 +147,16 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> folder of a tiny random target."""
     folder = tmp_path_factory.mktemp("tiny")
     return {family: save_tiny(folder, family=family, seed=seed) for seed, family in enumerate(FAMILIES)}
+
+
+@pytest.fixture(scope="session")
+def variant_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Row of VARIANTS -> folder of a tiny random target of it."""
+    folder = tmp_path_factory.mktemp("variants")
+    return {
+        name: save_tiny(folder / str(seed), family=family, seed=seed, **changes)
+        for seed, (name, (family, changes)) in enumerate(VARIANTS.items())
+    }
 
 
 def tiny_target(folder: Path, *, capture_layers: Sequence[int] = CAPTURED) -> Target:
@@ -153,11 +196,24 @@ def drafter_row(kind: str, *, block_size: int = 4, layers: int = 2, head_norms: 
     return DrafterRow(**{"block_size": block_size, "layers": layers, "head_norms": head_norms, **KINDS[kind]})
 
 
-def tiny_drafter(kind: str, folder: Path, *, seed: int, block_size: int = 4, **changes: Any) -> Any:
-    """A drafter on a tiny target, every parameter random."""
-    row = drafter_row(kind, block_size=block_size, head_norms=folder.name != "llama")
+def tiny_drafter(
+    kind: str,
+    folder: Path,
+    *,
+    seed: int,
+    block_size: int = 4,
+    head_norms: bool | None = None,
+    windows: tuple[int | None, ...] | None = None,
+    **changes: Any,
+) -> Any:
+    """A drafter on a tiny target, every parameter random.
+
+    `head_norms` as the target has them and `windows` of the draft layers as the kind has them, if not given.
+    """
+    head_norms = folder.name != "llama" if head_norms is None else head_norms
+    row = drafter_row(kind, block_size=block_size, head_norms=head_norms)
     config = drafter_config(row, target=target_row(folder, **changes), target_folder=folder)
-    drafter = build_drafter(config, target_folder=folder)
+    drafter = build_drafter(config if windows is None else replace(config, windows=windows), target_folder=folder)
     randomize(drafter, seed=seed)
     return drafter
 

@@ -9,9 +9,10 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from draftsmith import __version__
 from draftsmith.errors import DraftsmithError, MachineError, StoreError
@@ -110,6 +111,8 @@ def plan(
     tokens_per_s: float | None, price_per_tb_month: float | None, ratio: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """What a target cache will take, before anything is computed: bytes, shards, requests, hours, cost."""
+    if tokens is not None and answers is not None:
+        raise click.UsageError("--tokens plans for a number of tokens, --answers for those of a file: give one of them")
     opened = _open(target=name)
     from draftsmith.jobs import plan as job
 
@@ -208,13 +211,43 @@ def calibrate(key: str) -> None:
 
 
 @cli.command()
-@KEY
-def evaluate(key: str) -> None:
-    """Stage evaluate@KEY: speculative against plain decoding on the benchmarks."""
-    opened = _open(key=key)
-    from draftsmith.jobs import evaluate as job
+@click.option("--key", help="A row of `runs` in params.yaml: everything else is in its row.")
+@click.option("--drafter", type=click.Path(path_type=Path), help="A drafter's folder.")
+@click.option("--target", type=click.Path(path_type=Path), help="A target's Hugging Face folder.")
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), help='JSON lines of {"turns": ["...", ...]}, with or without `id`.'
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The report, a JSON file.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True)
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default="all")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of each answer.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Answers in flight.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--system-prompt", help="Default: the one that the drafter was made with.")
+@click.pass_context
+def evaluate(context: click.Context, /, key: str | None, **options: Any) -> None:
+    """Stage evaluate@KEY: speculative against plain decoding on the benchmarks; or any drafter on any prompts.
 
-    job.run(*opened, key)
+    Without --key, from any folder: --drafter DIR --target DIR --prompts FILE --out FILE.
+    """
+    given = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    told = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if key is not None:
+        if given:
+            raise click.UsageError(f"--key takes its settings from params.yaml and goes without {told}")
+        opened = _open(key=key)
+        from draftsmith.jobs import evaluate as job
+
+        job.run(*opened, key)
+        return
+    missing = [f"--{name}" for name in ("drafter", "target", "prompts", "out") if options[name] is None]
+    if missing:
+        raise click.UsageError(f"either --key, or --drafter, --target, --prompts and --out: no {', '.join(missing)}")
+    from draftsmith.jobs import evaluate_files
+
+    click.echo(evaluate_files.run(evaluate_files.Arguments(**options)))
 
 
 @cli.command()
@@ -237,6 +270,22 @@ def generate(key: str, temperature: float, max_new_tokens: int, seed: int, promp
     )
     rounds = f"{done.num_rounds} rounds, {done.num_drafted} tokens drafted" if done.num_rounds else "no round"
     click.echo(f"\n{done.num_tokens} tokens in {rounds}, {done.tokens_per_s:.1f} tokens/s", err=True)
+
+
+@cli.group()
+def export() -> None:
+    """A trained drafter as a directory that others read."""
+
+
+@export.command("deepspec")
+@KEY
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+def export_deepspec(key: str, out: Path) -> None:
+    """DeepSpec's flat form, whole: the drafter with its target's embedding and LM head."""
+    opened = _open(key=key)
+    from draftsmith.jobs import export as job
+
+    click.echo(job.run(*opened, key, out=out).text)
 
 
 @cli.group()

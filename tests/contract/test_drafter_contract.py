@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
-from draftsmith.drafters.registry import load_drafter, save_drafter
-from draftsmith.errors import ContractError
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Sampling
-from draftsmith.targets.base import load_shared
 from draftsmith.targets.families import FAMILIES
 from tests.contract.drafter_case import Case, Drafted, StepByStep, check_losses, expected_losses
 from tests.tiny_models import (
@@ -250,67 +244,6 @@ def test_a_seed_fixes_the_random_start(case: Case) -> None:
         starts.append({name: value.detach().clone() for name, value in case.drafter.named_parameters()})
     assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
     assert not all(torch.equal(starts[0][name], starts[2][name]) for name in starts[0])
-
-
-# Folders
-
-
-def loaded(case: Case, folder: Path) -> Any:
-    shared = load_shared(case.folder, family=FAMILIES[case.folder.name])
-    return load_drafter(folder, target_folder=case.folder, shared=shared, dtype=torch.float32)
-
-
-def test_a_saved_drafter_is_loaded_bit_by_bit(case: Case, tmp_path: Path) -> None:
-    save_drafter(case.drafter, folder=tmp_path, dtype=torch.float32)
-    again = loaded(case, tmp_path)
-    assert again.config == case.drafter.config
-    own, other = case.drafter.state_dict(), again.state_dict()
-    assert own.keys() == other.keys() == load_file(tmp_path / "model.safetensors").keys()
-    assert all(torch.equal(own[name], other[name]) for name in own)
-    assert not any(parameter.requires_grad for parameter in again.parameters())
-    batch = case.batch(case.sample(15, seed=18))
-    with torch.no_grad():
-        assert torch.equal(states(case, batch), states(Case(case.kind, case.folder, case.model, again), batch))
-
-
-def test_weights_that_do_not_fit_are_all_listed(case: Case, tmp_path: Path) -> None:
-    save_drafter(case.drafter, folder=tmp_path, dtype=torch.float32)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["norm.weight"], tensors["layers.0.mlp.up_proj.weight"]
-    tensors["other.bias"] = torch.zeros(3)
-    query = tensors["layers.0.self_attn.q_proj.weight"]
-    tensors["layers.0.self_attn.q_proj.weight"] = query[:, :-1].contiguous()
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ContractError) as caught:
-        loaded(case, tmp_path)
-    shape = list(query.shape)
-    for part in (
-        "missing norm.weight",
-        "missing layers.0.mlp.up_proj.weight",
-        "extra other.bias",
-        f"layers.0.self_attn.q_proj.weight is {[shape[0], shape[1] - 1]}, expected {shape}",
-        str(tmp_path),
-    ):
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["no weights", "cut weights", "no config", "half a config", "another version"])
-def test_a_folder_that_cannot_be_read_is_named(case: Case, tmp_path: Path, damage: str) -> None:
-    save_drafter(case.drafter, folder=tmp_path, dtype=torch.float32)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    body = json.loads(config.read_text())
-    if damage == "no weights":
-        weights.unlink()
-    elif damage == "cut weights":
-        weights.write_bytes(weights.read_bytes()[:100])
-    elif damage == "no config":
-        config.unlink()
-    elif damage == "half a config":
-        config.write_text(json.dumps({"draftsmith_version": 1, "kind": body["kind"]}))
-    else:
-        config.write_text(json.dumps({**body, "draftsmith_version": 2}))
-    with pytest.raises(ContractError, match=str(tmp_path)):
-        loaded(case, tmp_path)
 
 
 # Decoding

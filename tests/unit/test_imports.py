@@ -49,7 +49,7 @@ OWNERS = {
 
 # Files of `drafters` and `targets` that any sibling may import; the rest are one file a kind or family.
 SHARED = {
-    "drafters": {"base", "registry", "contract"},
+    "drafters": {"base", "registry", "contract", "fields"},
     "targets": {"base", "families", "capture", "fetch"},
 }
 PARENTS = {

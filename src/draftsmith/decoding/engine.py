@@ -19,6 +19,7 @@ from draftsmith.decoding.accept import verify_greedy, verify_sampled
 from draftsmith.decoding.rounds import Generation, Round
 from draftsmith.decoding.sampling import Purpose, draw, is_greedy, probabilities, uniforms
 from draftsmith.drafters.base import Drafter, Observation, Proposal
+from draftsmith.drafters.contract import check_engine
 from draftsmith.errors import TargetError
 from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Sampling
@@ -91,7 +92,12 @@ class Engine:
         batch_size: int,
         policy: LengthPolicy = verify_all,
     ) -> None:
-        """`batch_size`: most requests in flight; `end_ids`: tokens that end an answer (kept as its last token)."""
+        """`batch_size`: most requests in flight; `end_ids`: tokens that end an answer (kept as its last token).
+
+        Raises ContractError if the drafter is of another hidden size, vocabulary or other captured layers.
+        """
+        if drafter is not None:
+            check_engine(drafter.config, target=target)
         self.target, self.drafter, self.policy = target, drafter, policy
         self.end_ids = frozenset(end_ids)
         self.batch_size = batch_size

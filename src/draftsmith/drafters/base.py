@@ -23,10 +23,13 @@ from draftsmith.targets.base import SharedWeights
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Everything that fixes a drafter's shape, from its row and its target's config.
+    """Everything that fixes a drafter's shape, from its row and its target's config, or from its own config.json.
 
-    `block_size` is K, the draft tokens of a round; `windows` [num_layers] how far each draft layer sees back (None:
-    all the way); `sequential` kind and rank of the sequential head; `step_decay` weighs EAGLE-3's further steps.
+    `family` is that of the draft layers (a Llama target's drafter with head norms has Qwen3's); `block_size` is K, the
+    draft tokens of a round; `mask_token_id` is None where no block of masks is run; `num_target_layers` the target's
+    layers, whose ids `capture_layers` are; `windows` [num_layers] how far each draft layer sees back (None: all the
+    way); `text` the fields of a text config that `geometry` and the rotary positions come from; `sequential` kind and
+    rank of the sequential head; `step_decay` weighs EAGLE-3's further steps.
     """
 
     kind: str
@@ -35,9 +38,11 @@ class DrafterConfig:
     num_layers: int
     geometry: LayerGeometry
     vocab_size: int
-    mask_token_id: int
+    mask_token_id: int | None
     capture_layers: tuple[int, ...]
+    num_target_layers: int
     windows: tuple[int | None, ...]
+    text: dict[str, Any]
     sequential: tuple[str, int] | None = None
     confidence: bool = False
     confidence_with_markov: bool = True

@@ -27,6 +27,8 @@ class DFlash(Drafter):
 
     def __init__(self, config: DrafterConfig, *, shared: SharedWeights, rope: Rope) -> None:
         super().__init__(config, shared=shared)
+        assert config.mask_token_id is not None
+        self.mask_token_id = config.mask_token_id
         hidden, eps = config.geometry.hidden_size, config.geometry.norm_eps
         self.fc = nn.Linear(len(config.capture_layers) * hidden, hidden, bias=False)
         style = STYLES[config.geometry.style]
@@ -52,7 +54,7 @@ class DFlash(Drafter):
             window: batch.visibility.attention(positions, num_own=width, window=window)
             for window in set(self.config.windows)
         }
-        ids = batch.block_ids(width, mask_token_id=self.config.mask_token_id)
+        ids = batch.block_ids(width, mask_token_id=self.mask_token_id)
         x = self.shared.embed(ids).to(context.dtype)
         for layer, window in zip(self.draft_layers, self.config.windows, strict=True):
             x = layer(
@@ -96,7 +98,7 @@ class DFlash(Drafter):
             device=anchors.device,
             visibility="block",
         )
-        ids = torch.full((len(positions), size), self.config.mask_token_id, device=anchors.device)
+        ids = torch.full((len(positions), size), self.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
         x = self.shared.embed(ids.flatten()).to(self.fc.weight.dtype)
         rope = self.rope(batch.positions)

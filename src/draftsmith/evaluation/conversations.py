@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draftsmith.decoding.engine import Engine, Request
@@ -42,6 +42,7 @@ def answer_conversations(
     sampling: Sampling,
     max_new_tokens: int,
     seed: int,
+    on_finish: Callable[[Generation], None] | None = None,
 ) -> Answered:
     """Answer all first turns together, then all second turns with the answers so far in the prompt, and so on."""
     generations: list[Generation] = []
@@ -54,7 +55,7 @@ def answer_conversations(
             name = answer_id(item.id, turn)
             requests.append(Request(name, tuple(ids), max_new_tokens, sampling, sample_seed(seed, name)))
         started = time.perf_counter()
-        found = engine.generate(requests)
+        found = engine.generate(requests, on_finish=on_finish)
         wall_s += time.perf_counter() - started
         for generation in found:
             said[generation.prompt_id].append(chat.decode(generation.token_ids))

@@ -28,6 +28,7 @@ Interval = tuple[float, float]
 
 COVERAGE = 0.95
 NUM_RESAMPLES = 10_000
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """True if the interval lies on one side of 0."""
-        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+        """True if the interval lies on one side of 0, by more than rounding."""
+        return self.interval is not None and (self.interval[0] > ROUNDING or self.interval[1] < -ROUNDING)
 
 
 def mean_length(

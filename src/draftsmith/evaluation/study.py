@@ -82,9 +82,10 @@ def study_page(body: Mapping[str, Any]) -> str:
         "Accepted length: tokens committed a round, bonus token included; plain decoding commits 1. K: tokens drafted "
         "a round, so K + 1 bounds the accepted length (2 for MTP-1, which drafts one token). ±: half of the 95 % "
         "interval by bootstrap over prompts; another training seed is not in it. Exact ends: `study.json`.",
+        "",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in body["rows"]):
-        parts += ["", f"## Accepted length at temperature {temperature:g}", "", table(length_grid(body, temperature))]
+        parts += [f"## Accepted length at temperature {temperature:g}", "", table(length_grid(body, temperature))]
         grid = difference_grid(body, temperature)
         if grid is not None:
             parts += [

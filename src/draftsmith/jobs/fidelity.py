@@ -23,11 +23,13 @@ from draftsmith.cache.reader import CachedSample, CacheReader
 from draftsmith.cache.scales import fit_scales
 from draftsmith.cache.shard import ShardCodec
 from draftsmith.decoding.rounds import Generation
-from draftsmith.errors import CacheError, DraftsmithError
+from draftsmith.drafters.contract import CONTRACT_NAME, Contract
+from draftsmith.errors import CacheError, ContractError, DraftsmithError
 from draftsmith.evaluation.accepted_length import compare_accepted_length, measure_accepted_length
 from draftsmith.jobs.calibrate import decode_rounds
-from draftsmith.jobs.parts import target_folder
+from draftsmith.jobs.parts import target_folder, trained_with
 from draftsmith.jobs.stores import cache_manifest, reading_store, stored, workspace_store
+from draftsmith.jobs.train_data import cache_digest
 from draftsmith.manifest import Manifest, write_bytes, write_json
 from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
@@ -136,7 +138,8 @@ def logit_kl(exact: NDArray[np.uint16], decoded: NDArray[np.uint16], *, shared: 
 def measure_trained(workspace: Workspace, params: Params, key: str) -> dict[str, Any]:
     """By codec: a drafter trained from its cache (same seed, steps, data), decoded on the calibration prompts.
 
-    For the target's own codec that is the drafter of this working copy. Raises ContractError if it is not trained.
+    For the target's own codec that is the drafter of this working copy. Raises ContractError if it is not trained, or
+    not from the cache that is here.
     """
     prompts = Manifest.read(workspace.prompts_manifest, "prompts")
     split = decode_prompts(stored(workspace_store(workspace), prompts, "calibration.parquet", stage="prompts"))
@@ -147,6 +150,7 @@ def measure_trained(workspace: Workspace, params: Params, key: str) -> dict[str,
     for codec in CODECS:
         copy = workspace if codec == own_codec else build_copy(workspace, params, key, codec=codec)
         own = load_params(copy.params)
+        check_made_here(copy, own, key)
         weights[codec] = (copy.drafter_dir(key) / "model.safetensors").read_bytes()
         same = weights[codec] == weights[BASELINE]
         generations[codec] = (
@@ -195,7 +199,7 @@ def build_copy(workspace: Workspace, params: Params, key: str, *, codec: Codec) 
     write_bytes(copy.params, yaml.safe_dump(raw).encode())
     environment = {**os.environ, "DRAFTSMITH_STORE": workspace.store_uri}
     for command in (["cache", "build", "--target", name], ["train", "--key", key]):
-        if command[0] == "train" and (copy.drafter_dir(key) / "model.safetensors").is_file():
+        if command[0] == "train" and _is_trained(copy, key):
             continue
         words = [sys.executable, "-m", "draftsmith.cli", *command]
         status = subprocess.run(words, cwd=root, env=environment, check=False).returncode
@@ -204,6 +208,32 @@ def build_copy(workspace: Workspace, params: Params, key: str, *, codec: Codec) 
                 f"draftsmith {' '.join(command)} ended with status {status}", expected="see the message above"
             )
     return copy
+
+
+def check_made_here(workspace: Workspace, params: Params, key: str) -> None:
+    """Raises ContractError that names the first field if the drafter of `key` was trained from another cache than the
+    working copy's, or with other params."""
+    folder, manifest = workspace.drafter_dir(key), cache_manifest(workspace, params.run(key).target)
+    Contract.read(folder).check(
+        {
+            "data_digest": manifest.facts["data_digest"],
+            "cache_digest": cache_digest(manifest),
+            "params": trained_with(params, key),
+        },
+        meets=f"the fidelity job, which measures {manifest.prefix},",
+        where=f"{folder / CONTRACT_NAME}; `draftsmith train --key {key}`",
+    )
+
+
+def _is_trained(copy: Workspace, key: str) -> bool:
+    """Whether a copy holds the finished drafter of its own cache and params."""
+    if not (copy.drafter_dir(key) / "model.safetensors").is_file():
+        return False
+    try:
+        check_made_here(copy, load_params(copy.params), key)
+    except ContractError:
+        return False
+    return True
 
 
 def markdown(body: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from draftsmith.cache.claims import live_holder
+from draftsmith.cache.estimate import size_text
 from draftsmith.cache.references import Reference, read_references
 from draftsmith.errors import CacheError, DraftsmithError, ParamsError
 from draftsmith.jobs.history import History
@@ -346,15 +347,6 @@ def _prefix_of(path: str) -> str:
 def _is_claim(path: str) -> bool:
     place = PurePosixPath(path)
     return place.parent.name == "claims" or place.name == "claim.json"
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.3g} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
-        num_bytes /= 1000
-    return f"{num_bytes:,.4g} TB"
 
 
 def age_text(seconds: float) -> str:

@@ -14,6 +14,7 @@ from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, write_bytes
 from draftsmith.params import Params
 from draftsmith.paths import Workspace
+from draftsmith.storage import Store
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Missing:
     store: str
 
 
-def check_store(workspace: Workspace, params: Params) -> list[Missing]:
-    """The stages that must run again because the store was emptied or switched, in order."""
-    store = workspace_store(workspace)
+def check_store(workspace: Workspace, params: Params, *, store: Store | None = None) -> list[Missing]:
+    """Stages that must run again because the store (by default the workspace's) was emptied or switched, in order."""
+    store = store or workspace_store(workspace)
     places = [("prompts", "prompts", workspace.prompts_manifest)]
     places += [(f"answers@{name}", "answers", workspace.answers_manifest(name)) for name in params.active_targets]
     places += [(f"cache@{name}", "cache", workspace.cache_manifest(name)) for name in params.active_targets]

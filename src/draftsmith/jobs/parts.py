@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
-from draftsmith.drafters.registry import load_drafter
+from draftsmith.drafters.contract import (
+    CAPTURE_CONVENTION,
+    Contract,
+    config_facts,
+    open_contract,
+    target_facts,
+    text_facts,
+)
+from draftsmith.drafters.registry import drafter_config, load_drafter
 from draftsmith.params import Params
 from draftsmith.params import Target as TargetRow
 from draftsmith.paths import Workspace
@@ -89,22 +100,61 @@ def load_placed(place: TargetFolder) -> Target:
     )
 
 
+def contract_facts(place: TargetFolder, chat: ChatFormat) -> dict[str, Any]:
+    """What the contract of a drafter that is made for this target says of it."""
+    row = place.row
+    return {
+        "target": row.hf_id or row.package or place.name,
+        "revision": metadata.version(row.package) if row.package is not None else row.revision,
+        **target_facts(read_config(place.folder), family=FAMILIES[row.family]),
+        "target_digest": place.digest,
+        **text_facts(chat),
+        "system_prompt": row.system_prompt,
+        "capture_convention": CAPTURE_CONVENTION,
+        "capture_layers": row.capture_layers,
+    }
+
+
+def trained_with(params: Params, key: str) -> dict[str, Any]:
+    """What the contract says of how a drafter was trained: its row, and the recipe without what only watches it."""
+    watching = {"checkpoint_every", "keep_checkpoints", "validate_every"}
+    return {
+        "drafter": params.drafters[params.run(key).drafter].model_dump(mode="json"),
+        "train": params.train_of(key).model_dump(mode="json", exclude=watching),
+    }
+
+
 def open_drafter(workspace: Workspace, params: Params, key: str, *, opened: OpenTarget) -> Drafter:
-    """Load the trained drafter of `key` for a loaded target; raises ContractError if it was made for another."""
-    folder = workspace.drafter_dir(key)
-    row = opened.place.row
-    Contract.read(folder).check(
-        {
-            "target": opened.place.name,
-            "target_digest": opened.place.digest,
-            "tokenizer_digest": opened.chat.digest(),
-            "capture_convention": CAPTURE_CONVENTION,
-            "capture_layers": row.capture_layers,
-            "block_size": params.drafters[params.run(key).drafter].block_size,
-            "mask_token_id": row.mask_token_id,
-        },
-        meets=f"target {opened.place.name}",
-    )
+    """Load the trained drafter of `key` for a loaded target.
+
+    Raises ContractError that names the first field in which it was made for another target, text or block.
+    """
+    check_drafter(workspace, params, key, place=opened.place, chat=opened.chat)
     return load_drafter(
-        folder, target_folder=opened.place.folder, shared=opened.target.shared, dtype=opened.target.dtype
+        workspace.drafter_dir(key),
+        target_folder=opened.place.folder,
+        shared=opened.target.shared,
+        dtype=opened.target.dtype,
     )
+
+
+def check_drafter(workspace: Workspace, params: Params, key: str, *, place: TargetFolder, chat: ChatFormat) -> Contract:
+    """The contract of the trained drafter of `key`, which fits the target and the rows of params.yaml.
+
+    Raises ContractError that names the first field in which it does not. What the drafter does not say is told on
+    stderr.
+    """
+    folder, name = workspace.drafter_dir(key), params.run(key).drafter
+    contract = open_contract(folder, expected=f"`draftsmith train --key {key}` first")
+    tell_unknown(folder, contract.unknown)
+    contract.check(contract_facts(place, chat), meets=f"target {place.name}")
+    config = drafter_config(params.drafters[name], target=place.row, target_folder=place.folder)
+    contract.check(config_facts(config), meets=f"drafters.{name} of params.yaml")
+    return contract
+
+
+def tell_unknown(folder: Path, unknown: Iterable[str]) -> None:
+    """Say on stderr what a drafter without a contract of its own does not tell, so that nobody could check it."""
+    names = ", ".join(unknown)
+    if names:
+        sys.stderr.write(f"draftsmith: the drafter in {folder} does not say, so it is not checked: {names}\n")

@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from draftsmith.drafters.contract import Contract
+from draftsmith.drafters.weights import WEIGHTS_NAME
 from draftsmith.errors import DraftsmithError, ParamsError
 from draftsmith.evaluation.study import Missing, StudyRun, study_body, study_page
 from draftsmith.evaluation.study_figure import study_figure
 from draftsmith.evaluation.summary import load_reports
 from draftsmith.figures import png_bytes
+from draftsmith.jobs.fidelity import check_made_here
 from draftsmith.jobs.forecast import forecast
+from draftsmith.jobs.line import check_store
 from draftsmith.jobs.study_copy import StudyCopy, study_copy, study_key
 from draftsmith.manifest import Manifest, write_bytes, write_json
 from draftsmith.params import Params, Study, load_params
 from draftsmith.paths import Workspace
 from draftsmith.provenance import read_provenance
+from draftsmith.storage import open_store
 from draftsmith.tracking import StageRun, stage_run
 
 NAME = "study"
@@ -42,8 +45,8 @@ def run(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> 
         knobs = {"study": study.model_dump(mode="json"), "train": recipe}
         say(_forecast(copy, own, study))
         with stage_run(NAME, NAME, workspace=workspace, params=knobs, tags={"target": study.target}) as tracked:
-            build_data(copy, study)
-            missing = [item for name in study.drafters if (item := build_drafter(copy, study, name)) is not None]
+            build_data(copy, own, study)
+            missing = build_drafters(copy, study)
             failed = {item.drafter for item in missing}
             runs = read_runs(copy, own, study, drafters=[name for name in study.drafters if name not in failed])
             if runs:
@@ -60,39 +63,54 @@ def run(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> 
                 )
 
 
-def build_data(copy: StudyCopy, study: Study) -> None:
+def build_data(copy: StudyCopy, own: Params, study: Study) -> None:
     """Prompts, answers and cache of the target, verified; what the store holds already is adopted.
 
-    DVC may take a manifest from its cache of runs whose objects the store has lost, so the store is looked at after
-    each stage.
+    DVC takes manifests from its cache of runs, and may take one whose objects the store has lost; what needs them then
+    fails, the objects are made again, and it goes on. Raises DraftsmithError if that does not help.
     """
-    for stage in ("prompts", f"answers@{study.target}", f"cache@{study.target}"):
-        copy.must_run("dvc", "repro", "-s", stage)
-        copy.must_run("draftsmith.cli", "store", "check", "--mend")
-    copy.must_run("dvc", "repro", "-s", f"verify@{study.target}")
+    words = ("dvc", "repro", f"verify@{study.target}")
+    mend_store(copy, own)
+    if copy.run(*words) != 0:
+        if not mend_store(copy, own):
+            raise DraftsmithError(f"`{' '.join(words)}` failed in {copy.workspace.root}", expected="see above")
+        copy.must_run(*words)
 
 
-def build_drafter(copy: StudyCopy, study: Study, drafter: str) -> Missing | None:
-    """Train and evaluate one drafter, if it is not up to date; what failed, if something did."""
-    for stage in ("train", "evaluate"):
-        if copy.run("dvc", "repro", "-s", f"{stage}@{study_key(study, drafter)}") != 0:
-            return Missing(drafter, stage)
-    return None
+def mend_store(copy: StudyCopy, own: Params) -> list[str]:
+    """Run the stages again whose prefixes the store lacks; returns them."""
+    lost = check_store(copy.workspace, own, store=open_store(copy.environment["DRAFTSMITH_STORE"]))
+    for item in lost:
+        copy.must_run("dvc", "repro", "-f", "-s", item.stage)
+    return [item.stage for item in lost]
+
+
+def build_drafters(copy: StudyCopy, study: Study) -> list[Missing]:
+    """Train and evaluate one drafter after the other, where it is not up to date; what failed, if something did.
+
+    Raises DraftsmithError if DVC failed and left no trace at which drafter.
+    """
+    stages = [f"{stage}@{study_key(study, name)}" for name in study.drafters for stage in ("train", "evaluate")]
+    status = copy.run("dvc", "repro", "-s", "--keep-going", *stages)
+    # DVC takes away what a stage makes before it runs it, and weights and evaluate.json are written last.
+    missing = []
+    for name in study.drafters:
+        key = study_key(study, name)
+        if not (copy.workspace.drafter_dir(key) / WEIGHTS_NAME).is_file():
+            missing.append(Missing(name, "train"))
+        elif not (copy.workspace.report_dir(key) / "evaluate.json").is_file():
+            missing.append(Missing(name, "evaluate"))
+    if status < 0 or (status > 0 and not missing):
+        raise DraftsmithError(f"dvc repro ended with status {status} in {copy.workspace.root}", expected="see above")
+    return missing
 
 
 def read_runs(copy: StudyCopy, own: Params, study: Study, *, drafters: Sequence[str]) -> list[StudyRun]:
-    """The reports of the copy. Raises DraftsmithError if two drafters were trained from different caches or answers."""
+    """The reports of the copy. Raises ContractError if a drafter was not trained from the copy's cache and params."""
     runs = []
-    expected: dict[str, Any] | None = None
     for name in drafters:
         key = study_key(study, name)
-        contract = Contract.read(copy.workspace.drafter_dir(key))
-        found = {"data_digest": contract.data_digest, "cache_digest": contract.cache_digest}
-        expected = expected or found
-        if found != expected:
-            raise DraftsmithError(
-                f"{name} was trained from other data than {drafters[0]}", got=found, expected=expected, where=key
-            )
+        check_made_here(copy.workspace, own, key)
         [reports] = load_reports(copy.workspace, keys=[key])
         if reports.train is None or reports.evaluate is None:
             raise DraftsmithError("a report is missing", got=key, where=str(copy.workspace.report_dir(key)))

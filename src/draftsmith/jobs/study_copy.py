@@ -14,10 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import yaml
@@ -235,19 +235,22 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _end_family(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """Wait so long for the process to end by itself; then stop it and all its descendants: TERM, then KILL."""
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.wait(timeout=patience_s)
+    """Stop the process, which would start its next stage, and after `patience_s` its descendants: TERM, then KILL."""
     try:
         head = psutil.Process(process.pid)
-        family = [*head.children(recursive=True), head]
+        family = head.children(recursive=True)
     except psutil.NoSuchProcess:
         return
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-    _, alive = psutil.wait_procs(family, timeout=STOP_GRACE_S)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+    _signal([head], "terminate")
+    _, alive = psutil.wait_procs([head, *family], timeout=patience_s)
+    _signal(alive, "terminate")
+    _, alive = psutil.wait_procs(alive, timeout=STOP_GRACE_S)
+    _signal(alive, "kill")
+    psutil.wait_procs(alive, timeout=1.0)
     process.wait()
+
+
+def _signal(processes: Iterable[psutil.Process], name: Literal["terminate", "kill"]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            getattr(process, name)()

@@ -6,7 +6,8 @@ import shutil
 import time
 import uuid
 
-from draftsmith.drafters.registry import CONFIG_NAME, WEIGHTS_NAME
+from draftsmith.drafters.registry import CONFIG_NAME
+from draftsmith.drafters.weights import WEIGHTS_NAME
 from draftsmith.errors import TrainingError
 from draftsmith.jobs import train_rank
 from draftsmith.params import Params

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from draftsmith.cache.plan import PlannedSample
+from draftsmith.cache.plan import CacheSpec, PlannedSample
 from draftsmith.cache.reader import CachedSample, CacheReader, SampleSource
-from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.contract import CAPTURE_CONVENTION
+from draftsmith.drafters.base import Drafter, DrafterConfig
 from draftsmith.drafters.dspark import DSpark
 from draftsmith.drafters.registry import start_from_target
 from draftsmith.drafters.start import start_markov_head
@@ -21,6 +20,7 @@ from draftsmith.manifest import Manifest, json_digest
 from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.params import Train
 from draftsmith.storage import Store
+from draftsmith.text.chat import ChatFormat
 from draftsmith.training.batches import BatchShape, bf16_tensor, make_block_batch
 
 
@@ -103,21 +103,43 @@ def cache_digest(manifest: Manifest) -> str:
     return json_digest(manifest.facts) if manifest.is_stream else manifest.digest
 
 
-def check_cache(manifest: Manifest, place: TargetFolder) -> None:
-    """Raises ContractError if the cache was made with another target than the one that lies here."""
+def check_cache(manifest: Manifest, place: TargetFolder, *, chat: ChatFormat, made_for: Mapping[str, Any]) -> None:
+    """Raises ContractError that names the first field in which the cache was made for another target or text than the
+    drafter will be, as its contract's facts `made_for` say.
+
+    A cache has one digest for tokenizer, template and end-of-text ids together.
+    """
     expected = {
-        "target_digest": place.digest,
-        "capture_convention": CAPTURE_CONVENTION,
-        "capture_layers": list(place.row.capture_layers),
+        "target": place.name,
+        "target_digest": made_for["target_digest"],
+        "tokenizer_digest": chat.digest(),
+        "capture_convention": made_for["capture_convention"],
+        "capture_layers": list(made_for["capture_layers"]),
+        "dtype": place.row.dtype,
     }
+    told = {"tokenizer_digest": "tokenizer_digest (of tokenizer, template and end-of-text ids)"}
     for name, value in expected.items():
         if manifest.facts.get(name) != value:
-            raise ContractError(
-                f"the cache {manifest.prefix} was made with another {name}",
-                got=manifest.facts.get(name),
-                expected=value,
-                where=f"dvc repro cache@{place.name}",
-            )
+            raise _other_cache(manifest.prefix, told.get(name, name), manifest.facts.get(name), value, place.name)
+
+
+def check_arrays(spec: CacheSpec, config: DrafterConfig, *, reads_last_hidden: bool, prefix: str, target: str) -> None:
+    """Raises ContractError that names the first of the cache's sizes with which this drafter cannot be trained."""
+    expected = {
+        "hidden_size": (spec.hidden_size, config.geometry.hidden_size),
+        "number of capture_layers": (spec.num_layers, len(config.capture_layers)),
+        "last_hidden": (spec.last_hidden, "all" if reads_last_hidden else spec.last_hidden),
+    }
+    for name, (got, wanted) in expected.items():
+        if got != wanted:
+            raise _other_cache(prefix, name, got, wanted, target)
+
+
+def _other_cache(prefix: str, field: str, got: object, expected: object, target: str) -> ContractError:
+    return ContractError(
+        f"the cache {prefix} was made with another {field}", got=got, expected=expected,
+        where=f"dvc repro cache@{target}",
+    )  # fmt: skip
 
 
 def find_members(samples: Iterable[PlannedSample], facts: dict[str, Any], *, recipe: Train) -> Members:

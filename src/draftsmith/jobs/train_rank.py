@@ -11,14 +11,17 @@ from pathlib import Path
 import torch
 
 import draftsmith
+from draftsmith.drafters.contract import SHARED, Contract, config_facts, new_parts
+from draftsmith.drafters.deepspec import check_form
 from draftsmith.drafters.registry import build_drafter, drafter_config
 from draftsmith.errors import DraftsmithError
-from draftsmith.jobs.parts import device_name, target_folder
+from draftsmith.jobs.parts import contract_facts, device_name, target_folder, trained_with
 from draftsmith.jobs.stores import cache_manifest, reading_store, workspace_store
 from draftsmith.jobs.train_data import (
     CacheFeed,
     Feed,
     cache_digest,
+    check_arrays,
     check_cache,
     held_out_batches,
     start_backbone,
@@ -31,6 +34,7 @@ from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
 from draftsmith.targets.base import load_shared
 from draftsmith.targets.families import FAMILIES
+from draftsmith.targets.fetch import load_chat_format
 from draftsmith.training.batches import BatchShape
 from draftsmith.training.checkpoint import CheckpointStore
 from draftsmith.training.engine import TrainEngine, prepare_process
@@ -53,12 +57,14 @@ def run_rank(
     store, manifest = workspace_store(workspace), cache_manifest(workspace, run.target)
     planned = planned_stream(workspace, params, manifest, run.target) if manifest.is_stream else None
     place = target_folder(workspace, params, run.target) if planned is None else planned.place
-    check_cache(manifest, place)
+    config, chat = drafter_config(row, target=place.row, target_folder=place.folder), load_chat_format(place.folder)
+    check_form(config, where="params.yaml: drafters, targets")
+    made_for = contract_facts(place, chat)
+    check_cache(manifest, place, chat=chat, made_for=made_for)
     identity = {
         "code": code_digest(),
-        "drafter": row.model_dump(),
-        "train": recipe.model_dump(exclude={"checkpoint_every", "keep_checkpoints", "validate_every"}),
-        "target": place.digest,
+        "made_for": made_for,
+        "params": trained_with(params, key),
         "cache": cache_digest(manifest),
         "num_ranks": num_ranks,
     }
@@ -76,10 +82,16 @@ def run_rank(
             wants_head_start=makes_start and row.sequential is not None, rank=rank, start_id=start_id,
         )  # fmt: skip
     with closing(feed):
-        config = drafter_config(row, target=place.row, target_folder=place.folder)
         dtype, device = getattr(torch, recipe.dtype), torch.device(device_name())
         shared = load_shared(place.folder, family=FAMILIES[place.row.family]).to(dtype=dtype, device=device)
         drafter = build_drafter(config, target_folder=place.folder, shared=shared)
+        check_arrays(
+            feed.source.spec, config, reads_last_hidden=drafter.reads_last_hidden, prefix=feed.prefix, target=place.name
+        )
+        contract = Contract(
+            **{**config_facts(config), **made_for}, frozen=SHARED, shared=SHARED, new=new_parts(drafter),
+            data_digest=feed.source.facts["data_digest"], cache_digest=feed.digest, params=trained_with(params, key),
+        )  # fmt: skip
         drafter.reset(seed=recipe.seed)
         if makes_start:
             start_backbone(drafter, place=place)
@@ -97,7 +109,7 @@ def run_rank(
         num_micro = num_micro_batches(recipe.global_batch, num_ranks=num_ranks, micro_batch=recipe.micro_batch)
         engine = TrainEngine(drafter, recipe=recipe, loss=row.loss, num_micro=num_micro, init_method=init_method)
         session = Session(
-            workspace, params, key, recipe=recipe, place=place, feed=feed, engine=engine, checkpoints=checkpoints,
+            workspace, params, key, recipe=recipe, contract=contract, feed=feed, engine=engine, checkpoints=checkpoints,
             folder=folder, fetched=fetched,
         )  # fmt: skip
         session.run(drafter, loader=loader, held_out=batches)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.contract import CAPTURE_CONVENTION, Contract
+from draftsmith.drafters.contract import Contract
 from draftsmith.drafters.registry import save_drafter
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.figures import Curve, loss_figure
-from draftsmith.jobs.parts import TargetFolder
 from draftsmith.jobs.progress import progress
 from draftsmith.jobs.train_data import Feed
-from draftsmith.manifest import json_digest, write_bytes, write_json
+from draftsmith.manifest import write_bytes, write_json
 from draftsmith.nn.block import BlockBatch
 from draftsmith.params import Params, Train
 from draftsmith.paths import Workspace
@@ -56,11 +55,11 @@ class Session:
     """
 
     def __init__(
-        self, workspace: Workspace, params: Params, key: str, *, recipe: Train, place: TargetFolder, feed: Feed,
+        self, workspace: Workspace, params: Params, key: str, *, recipe: Train, contract: Contract, feed: Feed,
         engine: TrainEngine, checkpoints: CheckpointStore, folder: Path, fetched: int,
     ) -> None:  # fmt: skip
         self.workspace, self.params, self.key, self.recipe = workspace, params, key, recipe
-        self.place, self.feed, self.engine = place, feed, engine
+        self.contract, self.feed, self.engine = contract, feed, engine
         self.checkpoints, self.folder, self.fetched = checkpoints, folder, fetched
         self.curve: list[dict[str, float]] = []
         self.trained_s = 0.0
@@ -75,7 +74,7 @@ class Session:
         first_step, run_id = self._resume()
         row = self.params.drafters[self.params.run(self.key).drafter]
         tags = {
-            "target": self.place.name,
+            "target": self.params.run(self.key).target,
             "drafter": self.params.run(self.key).drafter,
             "data_digest": self.feed.digest,
             "resumed_from_step": str(first_step),
@@ -113,11 +112,16 @@ class Session:
                 self._finish(drafter, found, tracked)
 
     def _resume(self) -> tuple[int, str | None]:
-        """Load the checkpoint that rank 0 fetched, on every rank."""
+        """Load the checkpoint that rank 0 fetched, on every rank.
+
+        Raises ContractError that names the first field in which it is of another run.
+        """
         step = int(self.engine.sum(torch.tensor([float(self.fetched)], dtype=torch.float64)).item())
         if step == 0:
             return 0, None
         state = self.engine.load(self.folder, tag=tag_of(step))
+        where = f"checkpoint {tag_of(step)} in {self.checkpoints.prefix}"
+        Contract.parse(state["contract"], where=where).check(self.contract.body(), meets="this run", where=where)
         self.curve, self.validations = state["curve"], state["validations"]
         self.counts, self.trained_s = state["counts"], state["trained_s"]
         return step, state["run_id"]
@@ -127,6 +131,7 @@ class Session:
             tracked.flush()
         state = {
             "step": step,
+            "contract": self.contract.body(),
             "run_id": None if tracked is None else tracked.run_id,
             "curve": self.curve,
             "validations": self.validations,
@@ -174,25 +179,7 @@ class Session:
         """Write drafter, contract and report; the drafter's weights are written last."""
         folder, report = self.workspace.drafter_dir(self.key), self.workspace.report_dir(self.key)
         samples = self.feed.source.samples
-        facts = self.feed.source.facts
-        shared, target = drafter.shared, self.place.row
-        Contract(
-            target=self.place.name,
-            target_digest=self.place.digest,
-            tokenizer_digest=facts["tokenizer_digest"],
-            capture_convention=CAPTURE_CONVENTION,
-            capture_layers=target.capture_layers,
-            block_size=drafter.config.block_size,
-            sample_from_anchor=drafter.config.sample_from_anchor,
-            mask_token_id=target.mask_token_id,
-            rope={"family": target.family, "head_size": drafter.config.geometry.head_size},
-            logit_softcap=shared.logit_softcap,
-            embedding_scale=shared.embedding_scale,
-            shared=("embed_tokens", "lm_head"),
-            data_digest=facts["data_digest"],
-            cache_digest=self.feed.digest,
-            params_digest=json_digest(self.recipe.model_dump()),
-        ).write(folder)
+        self.contract.write(folder)
         body = {
             "schema_version": 1,
             "key": self.key,
@@ -223,7 +210,7 @@ class Session:
             tracked.log_figure(loss_figure(curves, title=f"Training of {self.key}"), "loss.png")
             tracked.log_json(body, "train.json")
         write_json(report / "train.json", body)
-        save_drafter(drafter, folder=folder, dtype=torch.bfloat16)
+        save_drafter(drafter, folder=folder, dtype=torch.bfloat16, num_anchors=self.recipe.anchors)
 
     def _curve_csv(self) -> bytes:
         text = io.StringIO()

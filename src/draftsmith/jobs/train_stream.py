@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+
+import torch
 
 from draftsmith.cache.claims import Claim, Owner
 from draftsmith.cache.plan import CachePlan
@@ -73,6 +75,7 @@ class Workers:
             process = subprocess.Popen(
                 [*command, "--worker", f"{number}/{num_workers}"], cwd=cwd, text=True, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=worker_environment(os.environ, number, num_gpus=torch.cuda.device_count()),
             )  # fmt: skip
             self._processes.append(process)
         self._threads = [threading.Thread(target=self._relay, args=(item,), daemon=True) for item in self._processes]
@@ -232,6 +235,15 @@ def _room(plan: CachePlan, slots: Slots, members: Members, *, recipe: Train) -> 
     ahead = STEPS_AHEAD * recipe.global_batch - 1
     needed = needed_bytes(slots, sizes=lambda shard: most_bytes(plan, shard), ahead=ahead)
     return check_room(limit, needed=needed, kept=kept_bytes(plan, members.held_out) + record_bytes(plan))
+
+
+def worker_environment(environment: Mapping[str, str], number: int, *, num_gpus: int) -> dict[str, str]:
+    """What worker `number` runs in: it sees one GPU of this process's, by turns; there may be none."""
+    if num_gpus == 0:
+        return dict(environment)
+    seen = environment.get("CUDA_VISIBLE_DEVICES", "")
+    names = seen.split(",") if seen else [str(gpu) for gpu in range(num_gpus)]
+    return {**environment, "CUDA_VISIBLE_DEVICES": names[number % num_gpus]}
 
 
 def _num_workers() -> int:

@@ -1,7 +1,8 @@
 """What the slots of drafted blocks see in training, and attention under it: boolean masks, or flex_attention on GPUs.
 
 Queries belong to blocks, one block an anchor. A query sees the context rows of its own document before its anchor
-(no further back than the window, if there is one) and the keys of its own block; no block sees another.
+and the keys of its own block, neither further back than the window, if there is one; no block sees another. A block's
+own keys lie at successive positions that end at its last query's.
 Letters: B rows, T context tokens, A anchors, Q queries and O own keys of a block, H query heads, G key heads, E head
 size. Source: DFlash section 3; EAGLE-3's steps are blocks of one query whose own keys are the steps before.
 """
@@ -50,8 +51,12 @@ class Visibility:
         context = (token < anchor) & (self.documents.unsqueeze(1) == document)
         if window is not None:
             context &= self.positions.unsqueeze(1) > query_positions.unsqueeze(-1) - window
-        own = owner.unsqueeze(1) == block.repeat_interleave(num_own)
-        return torch.cat((context, own.expand(len(context), -1, -1)), dim=-1)
+        own = (owner.unsqueeze(1) == block.repeat_interleave(num_own)).expand(len(context), -1, -1)
+        if window is not None and num_own:
+            last = query_positions.unflatten(1, (num_anchors, -1))[..., -1:]
+            own_positions = (last + torch.arange(1 - num_own, 1, device=last.device)).flatten(1)
+            own = own & (own_positions.unsqueeze(1) > query_positions.unsqueeze(-1) - window)
+        return torch.cat((context, own), dim=-1)
 
     def flex_mask(self, query_positions: Tensor, *, num_own: int, window: int | None) -> BlockMask:
         """The same as `mask` for flex_attention, which skips the parts of the square that nobody sees."""
@@ -68,7 +73,12 @@ class Visibility:
                 context &= self.positions[row, token] > query_positions[row, query] - window
             if num_own == 0:
                 return context
-            own = (key >= num_tokens) & ((key - num_tokens) // num_own == query // per_block)
+            block = query // per_block
+            own = (key >= num_tokens) & ((key - num_tokens) // num_own == block)
+            if window is not None:
+                last = query_positions[row, (block + 1) * per_block - 1]
+                behind = num_own - 1 - (key - num_tokens) % num_own
+                own = own & (last - behind > query_positions[row, query] - window)
             return context | own
 
         return create_block_mask(

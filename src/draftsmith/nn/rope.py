@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from draftsmith.errors import TargetError
+
+FIXED_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+
+
+def check_rope(parameters: Mapping[str, Any]) -> None:
+    """Raise TargetError unless the `rope_parameters` of a config give each position the same angles at all times.
+
+    Those of dynamic NTK and LongRoPE depend on the longest position of the batch, so that keys which are kept would
+    no longer fit, and hidden states would depend on their neighbours.
+    """
+    kind, part = parameters["rope_type"], parameters.get("partial_rotary_factor")
+    if kind not in FIXED_TYPES:
+        raise TargetError(
+            "rotary positions whose frequencies depend on the length of the text",
+            got=f"rope_type {kind}",
+            expected=" or ".join(FIXED_TYPES),
+            where="config.json: rope_parameters",
+        )
+    if kind in ("linear", "llama3", "yarn") and part not in (None, 1.0):
+        raise TargetError(
+            "partial_rotary_factor",
+            got=f"{part} in a rope_type {kind}",
+            expected="1.0, or rope_type proportional",
+            where="config.json: rope_parameters",
+        )
 
 
 class Rope(nn.Module):

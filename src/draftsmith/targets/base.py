@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -149,6 +149,15 @@ class Target:
     def logits(self, last_hidden: Tensor) -> Tensor:
         """last_hidden [n, D] -> float32 logits [n, V]."""
         return self.shared.logits(last_hidden)
+
+
+def draft_activation(name: str) -> Literal["silu", "gelu_pytorch_tanh"]:
+    """A config's `hidden_act` as draft layers know it; raises TargetError for another one."""
+    if name == "silu":
+        return "silu"
+    if name == "gelu_pytorch_tanh":
+        return "gelu_pytorch_tanh"
+    raise TargetError("hidden_act", got=name, expected="silu or gelu_pytorch_tanh", where="config.json")
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

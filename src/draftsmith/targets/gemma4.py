@@ -12,6 +12,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from draftsmith.errors import TargetError
 from draftsmith.nn.layers import LayerGeometry
+from draftsmith.nn.rope import check_rope
 from draftsmith.targets.base import Family
 
 MULTIMODAL_TYPES = ("gemma4", "gemma4_unified")
@@ -43,6 +44,8 @@ def text_config(config: Any) -> Any:
             expected="vision or none",
             where="config.json",
         )
+    for kind in sorted(set(text.layer_types)):
+        check_rope(text.rope_parameters[kind])
     return text
 
 
@@ -80,7 +83,11 @@ def geometry(config: Any) -> LayerGeometry:
 
 
 def rope(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies and scale of Hugging Face's own rotary module for full-attention layers."""
+    """Inverse frequencies and scale of Hugging Face's own rotary module for full-attention layers.
+
+    Raises TargetError if they do not stay.
+    """
+    check_rope(config.rope_parameters[FULL])
     module = Gemma4TextRotaryEmbedding(config)
     return module.get_buffer(f"{FULL}_inv_freq"), cast(float, module.full_attention_attention_scaling)
 

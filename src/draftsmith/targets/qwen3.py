@@ -8,11 +8,18 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from draftsmith.nn.layers import LayerGeometry
-from draftsmith.targets.base import Family
+from draftsmith.nn.rope import check_rope
+from draftsmith.targets.base import Family, draft_activation
+
+
+def text_config(config: Any) -> Any:
+    """The config itself. Raises TargetError for rotary positions that rows of keys and values cannot keep."""
+    check_rope(config.rope_parameters)
+    return config
 
 
 def geometry(config: Any) -> LayerGeometry:
-    """The layer sizes of a Qwen3Config."""
+    """The layer sizes of a Qwen3Config. Raises TargetError for an activation that draft layers lack."""
     return LayerGeometry(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -20,7 +27,7 @@ def geometry(config: Any) -> LayerGeometry:
         num_kv_heads=config.num_key_value_heads,
         head_size=config.head_dim,
         norm_eps=config.rms_norm_eps,
-        activation=config.hidden_act,
+        activation=draft_activation(config.hidden_act),
         attention_bias=config.attention_bias,
         mlp_bias=False,
         attention_scale=config.head_dim**-0.5,
@@ -29,7 +36,8 @@ def geometry(config: Any) -> LayerGeometry:
 
 
 def rope(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies and scale of Hugging Face's own rotary module."""
+    """Inverse frequencies and scale of Hugging Face's own rotary module. Raises TargetError if they do not stay."""
+    check_rope(config.rope_parameters)
     module = Qwen3RotaryEmbedding(config)
     return module.inv_freq, float(module.attention_scaling)
 
@@ -37,7 +45,7 @@ def rope(config: Any) -> tuple[Tensor, float]:
 FAMILY = Family(
     name="qwen3",
     model_types=("qwen3",),
-    text_config=lambda config: config,
+    text_config=text_config,
     geometry=geometry,
     rope=rope,
     embedding_scale=lambda _: 1.0,

@@ -11,7 +11,7 @@ from torch import Tensor
 from draftsmith.decoding import engine as engine_module
 from draftsmith.decoding.engine import Engine, Request, verify_all
 from draftsmith.decoding.rounds import Generation, Round
-from draftsmith.errors import TargetError
+from draftsmith.errors import ContractError, TargetError
 from draftsmith.params import Sampling
 from tests.tiny_models import (
     END_TOKEN,
@@ -19,6 +19,7 @@ from tests.tiny_models import (
     hugging_face_greedy,
     random_ids,
     reference,
+    save_tiny,
     tiny_drafter,
     tiny_folders,
     tiny_target,
@@ -45,7 +46,7 @@ def counting_drafter(right: dict[int, int], *, block_size: int = 3) -> ScriptedD
             [(t[-1] + (7 if w else 1)) % COUNT for t, w in zip(texts, wrong, strict=True)], vocab=COUNT
         )
 
-    return ScriptedDrafter(draft, block_size=block_size)
+    return ScriptedDrafter(draft, target=counting_target(), block_size=block_size)
 
 
 def count_from_zero(*, max_new_tokens: int, end_ids: tuple[int, ...] = (), right: dict[int, int]) -> Generation:
@@ -281,7 +282,9 @@ def test_greedy_output_and_accepted_lengths_with_a_drafter_that_is_often_right(
         return 0 if whole is None else (whole[place] + spoiled(place)) % VOCAB
 
     drafter = ScriptedDrafter(
-        lambda current, _slot: one_hot_logits([guess(text) for text in current], vocab=VOCAB), block_size=5
+        lambda current, _slot: one_hot_logits([guess(text) for text in current], vocab=VOCAB),
+        target=target,
+        block_size=5,
     )
     engine = Engine(target, drafter=drafter, end_ids=[END_TOKEN], batch_size=batch_size, policy=verify_all)
     found = engine.generate([Request(str(place), tuple(prompt), 40, GREEDY, 0) for place, prompt in enumerate(prompts)])
@@ -293,3 +296,30 @@ def test_greedy_output_and_accepted_lengths_with_a_drafter_that_is_often_right(
             while right < 5 and not spoiled(made.anchor_position + 1 + right):
                 right += 1
             assert (made.accepted, made.committed) == (right, right + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 64}, "another hidden_size than the loaded target has: got 32, expected 64"),
+        (
+            {"vocab_size": VOCAB + 3},
+            f"another vocab_size than the loaded target has: got {VOCAB}, expected {VOCAB + 3}",
+        ),
+    ],
+)
+def test_a_target_of_other_sizes_is_refused_before_anything_is_decoded(
+    changes: dict[str, int], message: str, tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    other = tiny_target(save_tiny(tmp_path, family="llama", seed=1, **changes))
+    with pytest.raises(ContractError, match=message):
+        Engine(other, drafter=tiny_drafter("dspark", tiny_folders["llama"], seed=2), end_ids=[], batch_size=1)
+
+
+def test_a_target_that_captures_other_layers_is_refused(tiny_folders: dict[str, Path]) -> None:
+    """As many layers, so that every shape fits."""
+    target = tiny_target(tiny_folders["llama"], capture_layers=(0, 1, 3))
+    drafter = tiny_drafter("dspark", tiny_folders["llama"], seed=2, capture_layers=(0, 2, 3))
+    message = r"another capture_layers than the loaded target has: got \[0, 2, 3\], expected \[0, 1, 3\]"
+    with pytest.raises(ContractError, match=message):
+        Engine(target, drafter=drafter, end_ids=[], batch_size=1)

@@ -122,7 +122,7 @@ def confidence_of(texts: list[Text]) -> list[float]:
 
 
 def drafter_of(table: Tensor) -> ScriptedDrafter:
-    return ScriptedDrafter(table_draft(table), block_size=3, confidence=confidence_of)
+    return ScriptedDrafter(table_draft(table), target=TableTarget(table), block_size=3, confidence=confidence_of)
 
 
 def by_earlier_slots(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
@@ -202,7 +202,9 @@ def test_a_draft_law_that_is_not_the_one_sampled_from_is_found() -> None:
 
             return super().propose(anchors, positions=positions, rows=rows, sample=misquote)
 
-    found = answers(TableTarget(TARGET), Misquoting(table_draft(random_table(9)), block_size=3))[0]
+    found = answers(
+        TableTarget(TARGET), Misquoting(table_draft(random_table(9)), target=TableTarget(TARGET), block_size=3)
+    )[0]
     assert p_value(found, table_law(TARGET, first=0)) < 1e-9
 
 
@@ -227,7 +229,7 @@ def test_the_counterexample_of_a_retrospective_schedule() -> None:
         assert logits is not None
         return (logits[:, 0] > 0).long().tolist()
 
-    drafter = ScriptedDrafter(table_draft(even), block_size=2, confidence=confidence)
+    drafter = ScriptedDrafter(table_draft(even), target=TableTarget(table), block_size=2, confidence=confidence)
     shares = {}
     for policy in (retrospective, admitted_by_itself):
         engine = Engine(as_target(TableTarget(table)), drafter=drafter, end_ids=[], batch_size=2000, policy=policy)

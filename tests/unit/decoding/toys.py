@@ -6,6 +6,7 @@ The drafter checks what the engine shows it: every token once, at its position, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from draftsmith.drafters.dflash import stack_proposal
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import LayerGeometry
-from draftsmith.targets.base import SharedWeights, TargetOutput
+from draftsmith.targets.base import SharedWeights, Target, TargetOutput
 
 CPU = torch.device("cpu")
 Text = tuple[int, ...]
@@ -26,12 +27,28 @@ Confidence = Callable[[list[Text]], list[float]]
 """The same texts -> the raw confidence logit of the token drafted next."""
 
 
+@dataclass(frozen=True)
+class ToyConfig:
+    """The sizes of a target."""
+
+    hidden_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class ToyCapture:
+    """The layers that a target captures."""
+
+    layer_ids: tuple[int, ...]
+
+
 class TableTarget:
     """Logits of the next token depend on the last one alone; hidden states are the token itself."""
 
     def __init__(self, table: Tensor) -> None:
         """`table` [V, V]: row p holds the logits after token p."""
         self.table, self.device = table, CPU
+        self.config, self.capture = ToyConfig(1, len(table)), ToyCapture((0,))
 
     def new_rows(self) -> KeyValueRows:
         return KeyValueRows(0, dtype=torch.float32, device=CPU)
@@ -59,10 +76,28 @@ class SeenRows(KeyValueRows):
 class ScriptedDrafter(Drafter):
     """Drafts by `draft` and, if given, says its confidence by `confidence`."""
 
-    def __init__(self, draft: DraftLogits, *, block_size: int, confidence: Confidence | None = None) -> None:
-        geometry = LayerGeometry(2, 2, 1, 1, 2, 1e-5, "silu", False, False, 1.0, False)
+    def __init__(
+        self,
+        draft: DraftLogits,
+        *,
+        target: TableTarget | Target,
+        block_size: int,
+        confidence: Confidence | None = None,
+    ) -> None:
+        geometry = LayerGeometry(target.config.hidden_size, 2, 1, 1, 2, 1e-5, "silu", False, False, 1.0, False)
         config = DrafterConfig(
-            "scripted", "llama", block_size, 1, geometry, 2, 0, (0,), None, 0, confidence is not None, True
+            kind="scripted",
+            family="llama",
+            block_size=block_size,
+            num_layers=1,
+            geometry=geometry,
+            vocab_size=target.config.vocab_size,
+            mask_token_id=0,
+            capture_layers=target.capture.layer_ids,
+            num_target_layers=1,
+            windows=(None,),
+            text={},
+            confidence=confidence is not None,
         )
         nothing = torch.zeros(1, 2)
         super().__init__(config, shared=SharedWeights(nothing, nothing, 1.0, None))

@@ -30,7 +30,8 @@ from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
 from draftsmith.text.answers import AnswerRow, Split, encode_answers
-from tests.line_fixtures import PARAMS, TARGET, VOCAB_SIZE, tiny_target
+from tests.line_fixtures import PARAMS, TARGET, tiny_target
+from tests.line_target import VOCAB_SIZE
 from tests.unit.cache.toy import DyingStore, elsewhere
 
 __all__ = ["tiny_target"]

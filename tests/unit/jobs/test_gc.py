@@ -231,10 +231,7 @@ def test_no_ages(text: str) -> None:
         gc.parse_age(text)
 
 
-def test_figures_are_told_in_units_of_their_size() -> None:
-    assert [gc.size_text(value) for value in (0, 999, 1000, 123_456, 38.1e12, 1.5e15)] == [
-        "0 B", "999 B", "1 kB", "123 kB", "38.1 TB", "1,500 TB",
-    ]  # fmt: skip
+def test_ages_are_told_in_units_of_their_size() -> None:
     assert [gc.age_text(value) for value in (0, 119, 120, 7199, 7200, 172799, 172800, 30 * DAY_S)] == [
         "0 s", "119 s", "2 min", "120 min", "2 h", "48 h", "2 d", "30 d",
     ]  # fmt: skip

@@ -22,7 +22,8 @@ from draftsmith.manifest import Manifest
 from draftsmith.params import Params, load_params
 from draftsmith.paths import Workspace
 from draftsmith.storage import open_store
-from tests.line_fixtures import PARAMS, TARGET, tiny_tokenizer
+from tests.line_fixtures import PARAMS, TARGET
+from tests.line_target import tiny_tokenizer
 from tests.unit.cache.toy import bf16_bits, toy_spec
 
 PREFIX = f"cache/{TARGET}-0123abcd"

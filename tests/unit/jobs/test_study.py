@@ -5,9 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -18,6 +22,7 @@ from draftsmith.jobs.study_copy import StudyCopy, study_copy, study_key, study_p
 from draftsmith.params import Params, Study, load_params, parse_params
 from draftsmith.paths import Workspace
 from draftsmith.provenance import read_source
+from draftsmith.termination import Terminated
 from tests.unit.jobs.clones import Clone
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -216,6 +221,47 @@ def test_commands_run_the_copys_own_sources(clone: Clone, monkeypatch: pytest.Mo
         assert (found.workspace.root / "told").read_text() == str(found.workspace.root)
         with pytest.raises(DraftsmithError, match=r"`told` ended with status 3 in .*study/copy"):
             found.must_run("told")
+
+
+SLEEPER = """\
+import pathlib, signal, subprocess, sys, time
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(300)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+pathlib.Path("pid").write_text(str(child.pid))
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
+def test_who_is_stopped_leaves_nothing_running(
+    clone: Clone, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    """The command ends, and its child, which does not listen to SIGTERM, too."""
+    write(clone, "src/sleeper.py", SLEEPER)
+    monkeypatch.setattr("draftsmith.jobs.study_copy.STOP_GRACE_S", 1.0)
+
+    def end(number: int, frame: object) -> None:
+        raise stop(1)
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with study_copy(clone.workspace, *params_of(clone)) as found:
+            pid = found.workspace.root / "pid"
+
+            def tell() -> None:
+                while not (pid.is_file() and pid.read_text()):
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+            threading.Thread(target=tell).start()
+            with pytest.raises(stop):
+                found.run("sleeper")
+            child = int(pid.read_text())
+            gone = not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+            assert gone
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_one_study_at_a_time(clone: Clone) -> None:

@@ -51,6 +51,18 @@ def test_a_small_row_by_hand() -> None:
         "000001000000",  # query at position 2 of the second document sees its position 1
         "000000000000",
     ]
+    one = seen.mask(queries_of(seen, 2), num_own=2, window=1)
+    assert ["".join(str(int(cell)) for cell in row[12:]) for row in one[0, :4]] == [
+        "110000",  # own keys stand at positions 1 and 2: the query at 1 sees itself and what is ahead in its block
+        "010000",  # the query at 2 no longer sees 1
+        "001100",
+        "000100",
+    ]
+    steps = seen.mask(queries_of(seen, 1), num_own=3, window=2)
+    assert ["".join(str(int(cell)) for cell in row[12:]) for row in steps[0, :2]] == [
+        "011000000",  # one query whose own keys are the steps before it and itself
+        "000011000",
+    ]
 
 
 LAYOUTS = st.tuples(
@@ -78,8 +90,11 @@ def test_cell_by_cell(layout: tuple[list[int], list[int], int, int, int | None])
         for token in range(NUM_TOKENS):
             near = window is None or token - begin > anchor - begin + query % width - window
             assert bool(mask[0, query, token]) == (anchor >= 0 and begin <= token < anchor and near)
+        last, own = int(queries[0, block * width + width - 1]), int(queries[0, query])
         for key in range(len(anchors) * num_own):
-            assert bool(mask[0, query, NUM_TOKENS + key]) == (key // num_own == block)
+            place = last - (num_own - 1 - key % num_own)
+            near = window is None or place > own - window
+            assert bool(mask[0, query, NUM_TOKENS + key]) == (key // num_own == block and near)
 
 
 def random_heads(seed: int, count: int, heads: int) -> Tensor:
@@ -112,7 +127,13 @@ def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients() -> None:
     assert bool(q.grad.isfinite().all() and k.grad.isfinite().all())
 
 
-FLEX = [([7, 5], [0, 3, 8, -1], 3, 3, None), ([12], [11, 2], 2, 2, 4), ([4, 4, 4], [3, 7, 11], 1, 0, None)]
+FLEX = [
+    ([7, 5], [0, 3, 8, -1], 3, 3, None),
+    ([12], [11, 2], 2, 2, 4),
+    ([4, 4, 4], [3, 7, 11], 1, 0, None),
+    ([7, 5], [0, 6, 9, -1], 3, 3, 2),
+    ([12], [11, 5], 1, 3, 2),
+]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -58,10 +58,14 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("slice_rows", [1, 7, 23, None])
+@pytest.mark.parametrize("steps", [1, STEPS])
+@pytest.mark.parametrize("slice_rows", [1, 7, 22, 23, None])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_value_and_gradient_are_those_of_the_plain_loss(softcap: float | None, slice_rows: int | None) -> None:
-    problem = Problem()
+def test_value_and_gradient_are_those_of_the_plain_loss(
+    softcap: float | None, slice_rows: int | None, steps: int
+) -> None:
+    problem = Problem(steps=steps)
+    problem.weights[0, ::4] = 0.0
     loss, (plain, _, _) = problem.loss(softcap=softcap, slice_rows=slice_rows), problem.plain(softcap=softcap)
     (3.0 * loss.total).backward()
     (3.0 * plain).backward()
@@ -69,6 +73,7 @@ def test_value_and_gradient_are_those_of_the_plain_loss(softcap: float | None, s
     assert problem.exact.grad is not None
     assert relative_error(loss.total.detach(), plain.detach()) < 1e-5
     assert relative_error(problem.hidden.grad, problem.exact.grad) < 1e-5
+    assert problem.hidden.grad[0, ::4].abs().sum() == 0
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -94,19 +99,20 @@ def test_large_logits_lose_no_precision() -> None:
     assert relative_error(problem.loss(softcap=None, slice_rows=9).total.detach(), plain) < 1e-5
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("num", [0, 1])
-def test_weights_of_zero_no_column_and_one_column(num: int) -> None:
+def test_weights_of_zero_no_column_and_one_column(num: int, softcap: float | None) -> None:
     problem = Problem(num=num)
     if num:
-        problem.plain(softcap=None)[0].backward()
-    problem.loss(softcap=None).total.backward()
+        problem.plain(softcap=softcap)[0].backward()
+    problem.loss(softcap=softcap).total.backward()
     assert problem.hidden.grad is not None
     if num:
         assert problem.exact.grad is not None
         assert relative_error(problem.hidden.grad, problem.exact.grad) < 1e-5
     silent = Problem(num=num)
     silent.weights.zero_()
-    loss = silent.loss(softcap=None)
+    loss = silent.loss(softcap=softcap)
     loss.total.backward()
     assert silent.hidden.grad is not None
     assert loss.total.item() == 0.0
@@ -125,12 +131,14 @@ def test_no_gradient_reaches_the_frozen_head_or_the_target_and_none_is_made_with
     assert counter.get_total_flops() == 2 * NUM * VOCAB * HIDDEN * (STEPS + 1)
 
 
-def test_bfloat16_states_keep_float32_softmaxes() -> None:
-    problem = Problem()
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(("num", "slice_rows"), [(NUM, 8), (NUM, 5), (1, None)])
+def test_bfloat16_states_keep_float32_softmaxes(num: int, slice_rows: int | None, softcap: float | None) -> None:
+    problem = Problem(num=num)
     problem.head, problem.target_hidden = problem.head.bfloat16(), problem.target_hidden.bfloat16()
     problem.hidden = problem.hidden.detach().bfloat16().requires_grad_(True)
     problem.exact = problem.hidden.detach().double().requires_grad_(True)
-    loss, (plain, _, _) = problem.loss(softcap=None, slice_rows=8), problem.plain(softcap=None)
+    loss, (plain, _, _) = problem.loss(softcap=softcap, slice_rows=slice_rows), problem.plain(softcap=softcap)
     loss.total.backward()
     plain.backward()
     assert loss.total.dtype == torch.float32

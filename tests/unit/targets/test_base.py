@@ -19,6 +19,7 @@ from tests.target_fixtures import real_target
 from tests.tiny_models import (
     CAPTURED,
     HIDDEN,
+    VARIANTS,
     VOCAB,
     loaded_real_target,
     random_ids,
@@ -26,9 +27,10 @@ from tests.tiny_models import (
     save_tiny,
     tiny_folders,
     tiny_target,
+    variant_folders,
 )
 
-__all__ = ["real_target", "tiny_folders"]
+__all__ = ["real_target", "tiny_folders", "variant_folders"]
 
 PROMPTS = [
     "What is the capital of France?",
@@ -55,10 +57,20 @@ def prefill(target: Target, prompts: list[list[int]]) -> list[TargetOutput]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_ragged_rounds_with_rollback_equal_one_full_pass(family: str, tiny_folders: dict[str, Path]) -> None:
-    """Wrong tokens are written behind the right ones and covered again; every step agrees with a full recompute."""
-    target, model = tiny_target(tiny_folders[family]), reference(tiny_folders[family])
+@pytest.fixture
+def made(request: pytest.FixtureRequest, tiny_folders: dict[str, Path], variant_folders: dict[str, Path]) -> Path:
+    """The folder of a make of target by its name."""
+    folder: Path = {**tiny_folders, **variant_folders}[request.param]
+    return folder
+
+
+@pytest.mark.parametrize("made", ["llama", "qwen3", *VARIANTS], indirect=True)
+def test_ragged_rounds_with_rollback_equal_one_full_pass(made: Path) -> None:
+    """Wrong tokens are written behind the right ones and covered again; every step agrees with a full recompute.
+
+    The texts are longer than the window of the makes that have one.
+    """
+    target, model = tiny_target(made), reference(made)
     texts = [random_ids(30, seed=seed) for seed in range(3)]
     rows = target.new_rows()
     steps = [
@@ -90,9 +102,9 @@ def test_ragged_rounds_with_rollback_equal_one_full_pass(family: str, tiny_folde
             torch.testing.assert_close(got[keep], torch.cat(expected)[keep], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_logits_are_hugging_faces(family: str, tiny_folders: dict[str, Path]) -> None:
-    target, model = tiny_target(tiny_folders[family]), reference(tiny_folders[family])
+@pytest.mark.parametrize("made", ["llama", "qwen3", *VARIANTS], indirect=True)
+def test_logits_are_hugging_faces(made: Path) -> None:
+    target, model = tiny_target(made), reference(made)
     ids = random_ids(17, seed=4)
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0]
@@ -129,16 +141,27 @@ def test_hidden_states_of_the_real_target_do_not_depend_on_the_batch(real_target
     assert worst <= 1
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_shared_weights_are_read_without_the_model(family: str, tiny_folders: dict[str, Path]) -> None:
-    folder = tiny_folders[family]
-    shared, model = load_shared(folder, family=FAMILIES[family]), reference(folder)
+TIED = {
+    "llama": True,
+    "qwen3": False,
+    "llama, untied, biases": False,
+    "qwen3, tied, biases, yarn": True,
+    "gemma4, tied, biases, own values": True,
+}
+
+
+@pytest.mark.parametrize(("made", "tied"), TIED.items(), indirect=["made"])
+def test_shared_weights_are_read_without_the_model(made: Path, tied: bool) -> None:
+    shared, model = load_shared(made, family=FAMILIES[made.name]), reference(made)
     assert torch.equal(shared.embedding, model.get_input_embeddings().weight)
     assert torch.equal(shared.head, model.get_output_embeddings().weight)
-    assert (shared.head is shared.embedding) == (family == "llama")  # tied in the tiny llama alone
+    assert (shared.head is shared.embedding) == tied
     moved = shared.to(dtype=torch.bfloat16, device=torch.device("cpu"))
     assert moved.embedding.dtype == torch.bfloat16
-    assert (moved.head is moved.embedding) == (family == "llama")
+    assert (moved.head is moved.embedding) == tied
+    loaded = tiny_target(made).shared
+    assert torch.equal(loaded.embedding, shared.embedding)
+    assert torch.equal(loaded.head, shared.head)
 
 
 def test_shared_weights_scale_and_cap_where_a_family_does() -> None:

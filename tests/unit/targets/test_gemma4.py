@@ -1,4 +1,4 @@
-"""Gemma4: targets of every make against Hugging Face's own models, the draft layer against its full-attention layer."""
+"""Gemma4: targets of every make against Hugging Face's own models, and what a draft layer takes from them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Gemma4Config, Gemma4TextConfig, Gemma4UnifiedConfig, Gemma4UnifiedTextConfig
-from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextDecoderLayer
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.drafters.base import Observation
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.drafters.registry import build_drafter, drafter_config, start_from_target
 from draftsmith.errors import ParamsError, TargetError
-from draftsmith.nn.attention import MaskedAttention
-from draftsmith.nn.kv import FlatBatch, KeyValueRows
-from draftsmith.nn.layers import STYLES
-from draftsmith.nn.rope import Rope
+from draftsmith.nn.kv import FlatBatch
 from draftsmith.params import Sampling
 from draftsmith.targets.base import load_shared
 from draftsmith.targets.families import FAMILIES
 from tests.tiny_models import (
+    GEMMA4_ROPE,
     HIDDEN,
     LAYERS,
     VOCAB,
@@ -41,7 +39,6 @@ from tests.tiny_models import (
 
 FAMILY = FAMILIES["gemma4"]
 CPU = torch.device("cpu")
-NUM = 9
 SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True,
            "layer_types": ["sliding_attention", *["full_attention", "sliding_attention"] * 2]}  # fmt: skip
 PER_LAYER = {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCAB}
@@ -70,6 +67,7 @@ MAKES = {
     "text": text,
     "own values": lambda: text(attention_k_eq_v=False),
     "biases, no soft-cap": lambda: text(attention_bias=True, final_logit_softcapping=None),
+    "own rotary positions": lambda: text(rope_parameters=GEMMA4_ROPE),
     "shared keys": lambda: text(**SHARING, **PER_LAYER),
     "experts": lambda: text(**EXPERTS),
     "multimodal": lambda: Gemma4Config(text_config=text(**TIED).to_dict(), vision_config=VISION),
@@ -158,73 +156,9 @@ def test_the_embedding_scale_is_rounded_to_the_weights_dtype(dtype: torch.dtype,
 
 # The draft layer
 
-LAYER_CASES = [
-    pytest.param({}, id="keys as values"),
-    pytest.param({"attention_k_eq_v": False}, id="own values"),
-    pytest.param({"attention_bias": True}, id="biases"),
-    pytest.param({"num_global_key_value_heads": None}, id="as many key heads as elsewhere"),
-]
-FULL_LAYER = LAYERS - 1
-
-
-def layer_pair(changes: dict[str, Any]) -> tuple[Any, Any, Rope]:
-    """Our layer and Hugging Face's full-attention layer with the same random weights, and the rotary table."""
-    config = text(attn_implementation="eager", **changes)
-    theirs = Gemma4TextDecoderLayer(config, FULL_LAYER).eval().requires_grad_(False)
-    randomize(theirs, seed=1)
-    geometry = FAMILY.geometry(config)
-    ours = STYLES[geometry.style].layer(geometry).requires_grad_(False)
-    ours.load_state_dict(theirs.state_dict(), strict=True)
-    frequencies, scale = FAMILY.rope(config)
-    return ours, theirs, Rope(frequencies, scale=scale)
-
-
-def hugging_face_layer(theirs: Any, x: Tensor, mask: Tensor, positions: Tensor, rope: Rope) -> Tensor:
-    """x [B, n, D], additive mask [n, n]; the layer works in place on what it has made itself."""
-    shape = (len(x), 1, *mask.shape)
-    return theirs(x, shared_kv_states={}, position_embeddings=rope(positions), attention_mask=mask.expand(shape))
-
 
 def inputs(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("changes", LAYER_CASES)
-def test_with_a_causal_mask_and_no_context_it_is_hugging_faces_layer(changes: dict[str, Any]) -> None:
-    ours, theirs, rope = layer_pair(changes)
-    x, positions = inputs(2, 2, NUM), torch.arange(40, 40 + NUM).expand(2, -1)
-    expected = hugging_face_layer(theirs, x, torch.full((NUM, NUM), float("-inf")).triu(1), positions, rope)
-    got = ours(
-        x,
-        context=x[:, :0],
-        attention=MaskedAttention(torch.ones(NUM, NUM, dtype=torch.bool).tril().expand(2, -1, -1)),
-        block_rope=rope(positions),
-        context_rope=rope(positions[:, :0]),
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-    batch = FlatBatch.make([0, 0], counts=[NUM, NUM], slots=[0, 1], device=CPU)
-    rows = KeyValueRows(1, dtype=x.dtype, device=CPU)
-    flat = ours.decode(x.flatten(0, 1), layer=0, rows=rows, batch=batch, rope=rope(positions.flatten()))
-    torch.testing.assert_close(flat.view_as(expected), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("changes", LAYER_CASES)
-def test_context_enters_keys_and_values_without_the_input_norm(changes: dict[str, Any]) -> None:
-    """Context rows equal to input_layernorm(x) are what Hugging Face's layer sees of a prefix x."""
-    ours, theirs, rope = layer_pair(changes)
-    x, prefix, positions = inputs(3, 1, NUM), 4, torch.arange(NUM).unsqueeze(0)
-    mask = torch.zeros(NUM, NUM)
-    mask[:prefix, prefix:] = float("-inf")
-    expected = hugging_face_layer(theirs, x, mask, positions, rope)
-    got = ours(
-        x[:, prefix:],
-        context=theirs.input_layernorm(x[:, :prefix]),
-        attention=MaskedAttention(torch.ones(1, NUM - prefix, NUM, dtype=torch.bool)),
-        block_rope=rope(positions[:, prefix:]),
-        context_rope=rope(positions[:, :prefix]),
-    )
-    torch.testing.assert_close(got, expected[:, prefix:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [text, unified_text])
