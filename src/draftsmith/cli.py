@@ -22,6 +22,12 @@ from draftsmith.paths import Workspace
 if TYPE_CHECKING:
     from draftsmith.params import Params
 
+# What no code can mend: a disk that is full, read-only, broken or gone, files that are another user's.
+OF_THE_MACHINE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE,
+    errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
+
 KEY = click.option("--key", required=True, help="A row of `runs` in params.yaml.")
 TARGET = click.option("--target", "name", required=True, help="A row of `targets` in params.yaml.")
 
@@ -360,10 +366,10 @@ def main() -> None:
     except DraftsmithError as error:
         sys.exit(_refuse(error))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in OF_THE_MACHINE:
             raise
-        place = error.filename or Path.cwd()
-        sys.exit(_refuse(StoreError(f"cannot write {place}: {error.strerror}", expected="a writable disk with room")))
+        what = f"cannot read or write {error.filename or Path.cwd()}: {error.strerror}"
+        sys.exit(_refuse(StoreError(what, expected="a disk with room, in order, and files that this user may use")))
 
 
 def _refuse(error: DraftsmithError) -> int:

@@ -321,6 +321,18 @@ def test_a_broken_control_record_is_told(tmp_path: Path, data: bytes) -> None:
         read_control(store, PLACE)
 
 
+def test_a_broken_commit_record_of_a_killed_run_is_none(tmp_path: Path) -> None:
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=1) as run:
+        run.first_pass()
+        wait_until(lambda: run.refreshed().num_waiting == 0)
+    path = next(item.path for item in store.list(PLACE.records) if "/e0/commits/" in item.path)
+    store.put(path, b"{")
+    with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=0, start_id="b") as run:
+        assert run.keeper.num_waiting == 1, "its shard is made again"
+        assert store.head(path) is None
+
+
 def test_scales_of_int8_stay_as_long_as_shards_that_were_made_with_them(tmp_path: Path) -> None:
     plan, store = stream_plan("int8"), LocalStore(tmp_path)
     with ToyRun(store, plan=plan, room=10**9, first=0, stop=STOP, num_workers=1) as run:
