@@ -103,7 +103,7 @@ def answers(name: str) -> None:
 
 @cli.command()
 @TARGET
-@click.option("--tokens", type=click.IntRange(min=1), help="Plan for so many tokens.")
+@click.option("--tokens", metavar="N", help="Plan for so many tokens: 1240000000, 1.24G, 1e9.")
 @click.option("--answers", type=click.Path(path_type=Path), help="An answers manifest (default: the target's own).")
 @click.option("--mean-length", type=click.FloatRange(min=2), help="With --tokens: tokens a sample.")
 @click.option("--label-share", type=click.FloatRange(min=0, max=1), help="With --tokens: share of tokens with a label.")
@@ -113,7 +113,7 @@ def answers(name: str) -> None:
 @click.option("--ratio", type=click.FloatRange(min=0, min_open=True), help="Compression of the target's codec.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON.")
 def plan(
-    name: str, tokens: int | None, answers: Path | None, mean_length: float | None, label_share: float | None,
+    name: str, tokens: str | None, answers: Path | None, mean_length: float | None, label_share: float | None,
     tokens_per_s: float | None, price_per_tb_month: float | None, ratio: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """What a target cache will take, before anything is computed: bytes, shards, requests, hours, cost."""
@@ -123,7 +123,8 @@ def plan(
     from draftsmith.jobs import plan as job
 
     estimate = job.run(
-        *opened, name, tokens=tokens, answers=answers, mean_length=mean_length, label_share=label_share,
+        *opened, name, tokens=None if tokens is None else job.parse_tokens(tokens), answers=answers,
+        mean_length=mean_length, label_share=label_share,
         tokens_per_s=tokens_per_s, price_per_tb_month=price_per_tb_month, ratio=ratio,
     )  # fmt: skip
     click.echo(json.dumps(estimate.to_json(), indent=1) if as_json else estimate.text)

@@ -110,13 +110,20 @@ def test_plan_without_answers(line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--tokens", "0"), ("--mean-length", "1"), ("--label-share", "1.5"), ("--ratio", "0")]
+    ("option", "value"),
+    [("--mean-length", "1"), ("--label-share", "1.5"), ("--ratio", "0"), ("--price-per-tb-month", "-1")],
 )
 def test_plan_with_figures_out_of_range(line: Line, option: str, value: str) -> None:
     """The option parser's own message names the option and its range."""
     done = line.tried("plan", *AT, option, value)
     assert done.returncode == 2
     assert f"Invalid value for '{option}'" in done.stderr
+
+
+def test_plan_with_a_number_of_tokens_that_is_none(line: Line) -> None:
+    for text in ("0", "-5", "1.24 giga"):
+        message = refused(line, "plan", *AT, "--tokens", text)
+        assert message.startswith(f"--tokens cannot be read: got {text!r}, expected a whole number of 1 or more")
 
 
 def test_a_target_that_is_none(line: Line) -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from draftsmith.cache.commits import ShardCommit, read_commit
@@ -93,6 +94,18 @@ def run(
         ratios[row.codec] = Sourced(ratio, "given")
     rate = sampled.rate if tokens_per_s is None else Sourced(tokens_per_s, "given")
     return CacheEstimate(name, spec, extent, basis(), ratios, rate, price_per_tb_month)
+
+
+def parse_tokens(text: str) -> int:
+    """`1240000000`, `1.24G`, `1e9` -> tokens. Raises ParamsError."""
+    match = re.fullmatch(r"([0-9]{1,24}(?:\.[0-9]{1,24})?)(?:([kMGT])|[eE]([0-9]{1,2}))?", text.strip())
+    if match is not None:
+        exponent = {"k": 3, "M": 6, "G": 9, "T": 12}[match[2]] if match[2] else int(match[3] or 0)
+        number = Decimal(match[1]).scaleb(exponent)
+        if number >= 1 and number == int(number):
+            return int(number)
+    expected = "a whole number of 1 or more, such as 1240000000, 1.24G or 1e9"
+    raise ParamsError("--tokens cannot be read", got=repr(text), expected=expected)
 
 
 def _check_ranges(options: Mapping[str, float | None]) -> None:

@@ -313,7 +313,7 @@ def test_other_choices_of_last_hidden(store: LocalStore, last_hidden: str) -> No
 def test_broken_records_are_named(store: LocalStore, kind: str) -> None:
     plan = toy_plan()
     store.put(f"{RECORDS}/{kind}/000000.json", b"{not json")
-    with pytest.raises(CacheError, match=f"broken .* record.*delete {RECORDS}/{kind}/000000.json"):
+    with pytest.raises(CacheError, match=f"broken .* record.*delete {store.uri}/{RECORDS}/{kind}/000000.json"):
         toy_writer(store, plan).write_shard(plan.shards[0], Toy(plan))
 
 

@@ -292,6 +292,27 @@ def test_changed_answers_are_not_planned_from(workspace: Workspace) -> None:
         plan_of(workspace)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1240000000", 1_240_000_000),
+        ("1.24G", 1_240_000_000),
+        ("1e9", 10**9),
+        ("2.5k", 2500),
+        (" 7 ", 7),
+        ("1T", 10**12),
+    ],
+)
+def test_numbers_of_tokens(text: str, expected: int) -> None:
+    assert job.parse_tokens(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "", "1.5", "1,24G", "many", "1e-9", "1e999", "nan", "\u00b2", "9" * 5000])
+def test_what_is_no_number_of_tokens(text: str) -> None:
+    with pytest.raises(ParamsError, match=r"--tokens cannot be read: got .*, expected a whole number of 1 or more"):
+        job.parse_tokens(text)
+
+
 def imported(workspace: Workspace, *options: str) -> Iterator[str]:
     """The modules that `draftsmith plan` has imported at its end."""
     code = (
