@@ -12,6 +12,7 @@ from draftsmith.errors import ParamsError
 
 Dtype = Literal["bfloat16", "float32"]
 Domain = Literal["chat", "math", "code"]
+LAST_HIDDEN_KINDS = ("mtp1",)
 
 
 class Row(BaseModel):
@@ -109,6 +110,11 @@ class Drafter(Row):
     sample_from_anchor: bool = True
     step_decay: float = Field(0.8, gt=0, le=1)
     loss: LossWeights
+
+    @property
+    def reads_last_hidden(self) -> bool:
+        """Whether it reads the target's last hidden state of every token: the cache must hold them all."""
+        return self.kind in LAST_HIDDEN_KINDS
 
     @model_validator(mode="after")
     def _consistent(self) -> Drafter:
@@ -305,18 +311,18 @@ class Params(Row):
                 raise ValueError(f"runs.{key}.drafter: no such row in drafters: {run.drafter!r}")
             if run.target not in self.targets:
                 raise ValueError(f"runs.{key}.target: no such row in targets: {run.target!r}")
+            if self.drafters[run.drafter].reads_last_hidden and self.targets[run.target].last_hidden != "all":
+                raise ValueError(f"runs.{key}: {run.drafter} needs targets.{run.target}.last_hidden: all")
             stem = f"{run.drafter}-{run.target}"
             if key != stem and not key.startswith(stem + "-"):
                 raise ValueError(f"runs.{key}: the key must be {stem!r} or {stem + '-<variant>'!r}")
             try:
-                merged_train(self.train, run)
+                merged(self.train, run.train)
             except ValidationError as error:
                 raise ValueError("; ".join(_problems(error, stem=f"runs.{key}.train."))) from None
-        wanted = {run.target for run in self.runs.values()}
-        if set(self.active_targets) != wanted:
-            raise ValueError(
-                f"active_targets must equal the targets of runs {sorted(wanted)}, got {sorted(self.active_targets)}"
-            )
+        wanted, active = sorted({run.target for run in self.runs.values()}), sorted(set(self.active_targets))
+        if active != wanted:
+            raise ValueError(f"active_targets must equal the targets of runs {wanted}, got {active}")
         if self.study is not None:
             self._check_study(self.study)
         return self
@@ -324,8 +330,7 @@ class Params(Row):
     def _check_study(self, study: Study) -> None:
         if study.target not in self.targets:
             raise ValueError(f"study.target: no such row in targets: {study.target!r}")
-        unknown = [name for name in study.drafters if name not in self.drafters]
-        if unknown:
+        if unknown := [name for name in study.drafters if name not in self.drafters]:
             raise ValueError(f"study.drafters: no such row in drafters: {unknown[0]!r}")
         if len(set(study.drafters)) != len(study.drafters):
             raise ValueError(f"study.drafters must differ, got {list(study.drafters)}")
@@ -350,12 +355,7 @@ class Params(Row):
 
     def train_of(self, key: str) -> Train:
         """The training row of `key`: the common one with the run's own fields laid over it."""
-        return merged_train(self.train, self.run(key))
-
-
-def merged_train(common: Train, run: Run) -> Train:
-    """`common` with the fields of `run.train` laid over it, validated again."""
-    return merged(common, run.train)
+        return merged(self.train, self.run(key).train)
 
 
 def merged(common: AnyRow, fields: dict[str, Any]) -> AnyRow:

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from draftsmith.errors import ParamsError
-from draftsmith.params import Params, Target, Train, load_params, merged_train, parse_params
-from draftsmith.params import Run as RunRow
+from draftsmith.params import Params, Target, Train, load_params, merged, parse_params
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RAW: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
@@ -258,7 +257,7 @@ def test_overrides_are_checked_like_the_row_itself() -> None:
     )
     common = Train.model_validate(RAW["train"])
     with pytest.raises(ValueError, match="seeds"):
-        merged_train(common, RunRow(drafter="a", target="b", train={"seeds": 1}))
+        merged(common, {"seeds": 1})
 
 
 def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
@@ -305,3 +304,13 @@ def test_bytes_that_are_no_yaml(tmp_path: Path, data: bytes) -> None:
 def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="params file cannot be read: Is a directory"):
         load_params(tmp_path)
+
+
+def test_a_drafter_that_reads_every_last_hidden_state_needs_a_cache_of_them() -> None:
+    def add(raw: dict[str, Any], *, last_hidden: str) -> None:
+        raw["targets"]["smollm2_135m"]["last_hidden"] = last_hidden
+        raw["runs"]["mtp1-smollm2_135m"] = {"drafter": "mtp1", "target": "smollm2_135m"}
+
+    with pytest.raises(ParamsError, match=r"runs\.mtp1-smollm2_135m: mtp1 needs targets\.smollm2_135m\.last_hidden"):
+        changed(lambda raw: add(raw, last_hidden="labels"))
+    assert changed(lambda raw: add(raw, last_hidden="all")).drafters["mtp1"].reads_last_hidden

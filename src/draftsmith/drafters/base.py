@@ -17,7 +17,7 @@ from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import LayerGeometry
 from draftsmith.nn.losses import draft_loss
-from draftsmith.params import LossWeights
+from draftsmith.params import LAST_HIDDEN_KINDS, LossWeights
 from draftsmith.targets.base import SharedWeights
 
 
@@ -109,7 +109,7 @@ class Drafter(nn.Module, ABC):
     @property
     def reads_last_hidden(self) -> bool:
         """Whether the drafter reads the target's last hidden state of every token: the cache must keep all of them."""
-        return False
+        return self.config.kind in LAST_HIDDEN_KINDS
 
     def batch_weight(self, batch: BlockBatch) -> Tensor:
         """What the loss sums are normalised by, summed over all micro-batches and ranks: the weights of the slots."""

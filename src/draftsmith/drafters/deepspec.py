@@ -35,6 +35,7 @@ FORMS = {"dspark": "DSparkModel", "dflash": "DSparkModel", "eagle3": "Eagle3Mode
 ARCHITECTURES = {
     word + form: (form, family) for family, (word, _, _) in LAYERS.items() for form in dict.fromkeys(FORMS.values())
 }
+PUBLIC_LAYERS, PUBLIC_KINDS = ("qwen3", "gemma4"), ("dspark", "dflash", "eagle3")  # that others have classes for
 HEADS = {"vanilla": "markov", "gated": "gated", "rnn": "rnn"}
 PUBLIC_HEADS = {own: public for public, own in HEADS.items()}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -96,7 +97,7 @@ def draft_text(family: str, body: Mapping[str, Any], *, windows: tuple[int | Non
     text |= {name: given.get(name) for name in ALSO[family] if name not in OLD_ROPE}
     text["layer_types"] = [FULL if window is None else SLIDING for window in windows]
     seen = [window for window in windows if window is not None]
-    if family == "qwen3":
+    if "use_sliding_window" in own:
         text |= {"use_sliding_window": bool(seen), "sliding_window": None}
     if seen:
         text["sliding_window"] = seen[0]

@@ -41,10 +41,6 @@ class Mtp1(Drafter):
     def layer(self) -> DraftLayer:
         return cast(DraftLayer, self.layers[0])
 
-    @property
-    def reads_last_hidden(self) -> bool:
-        return True
-
     def reset(self, *, seed: int) -> None:
         reset_linear(self, generator=torch.Generator().manual_seed(seed))
 

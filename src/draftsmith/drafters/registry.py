@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from draftsmith.params import Target as TargetRow
 from draftsmith.targets.base import Family, SharedWeights, load_shared, read_config, read_tensors
 from draftsmith.targets.families import FAMILIES
 
-KINDS: dict[str, type[DFlash] | type[Eagle3] | type[Mtp1]] = {
+KINDS: dict[str, Callable[..., Drafter]] = {
     "dflash": DFlash,
     "dspark": DSpark,
     "eagle3": Eagle3,
@@ -49,9 +50,9 @@ def drafter_config(row: DrafterRow, *, target: TargetRow, target_folder: Path) -
             got=row.head_norms,
             where="params.yaml: drafters",
         )
-    if row.kind == "mtp1" and target.last_hidden != "all":
+    if row.reads_last_hidden and target.last_hidden != "all":
         raise ParamsError(
-            "an mtp1 drafter reads the last hidden state of every token",
+            f"a drafter of kind {row.kind} reads the last hidden state of every token",
             got=f"last_hidden {target.last_hidden}",
             expected="all",
             where="params.yaml: targets.*.last_hidden",
@@ -128,7 +129,7 @@ def start_from_target(drafter: Drafter, *, target_folder: Path) -> list[str]:
     copied = family.start_layers(family.text_config(whole))[-config.num_layers :]
     first = config.num_layers - len(copied)
     state = drafter.state_dict(keep_vars=True)
-    sources = {"norm.weight": f"{prefix}norm.weight"}
+    sources = {"norm.weight": f"{prefix}norm.weight"} if "norm.weight" in state else {}
     for name in ("hidden_norm.weight", "layers.0.hidden_norm.weight"):
         if name in state:
             sources[name] = f"{prefix}layers.{copied[0]}.input_layernorm.weight"

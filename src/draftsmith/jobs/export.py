@@ -77,7 +77,7 @@ def export_deepspec(folder: Path, *, out: Path, target: Path, family: Family) ->
 def notes(config: DrafterConfig) -> list[str]:
     """What of a drafter is draftsmith's own, so that readers of DeepSpec's form refuse it or take it for another."""
     found = []
-    if config.family == "llama" or config.kind == "mtp1":
+    if config.family not in deepspec.PUBLIC_LAYERS or config.kind not in deepspec.PUBLIC_KINDS:
         found.append(f"{deepspec.architecture(config)} is draftsmith's own class; no public engine loads it")
     if not config.sample_from_anchor:
         found.append("sample_from_anchor false is draftsmith's own field; DeepSpec drafts from the anchor's slot")

@@ -16,6 +16,7 @@ PLAIN_TOKENS_PER_S = 130.0  # batches of up to 16
 DRAFT_TOKENS_PER_S = 65.0
 CACHE_TOKENS_PER_S = 1000.0
 SECONDS_PER_SLOT = {"dspark": 0.0019, "dflash": 0.0012, "eagle3": 0.0025, "mtp1": 0.0025}
+UNKNOWN_SECONDS_PER_SLOT = max(SECONDS_PER_SLOT.values())
 STAGE_START_S = 12.0
 PROMPT_TOKENS = 70
 SLOTS_PER_ANCHOR = 6.7  # of a block of 7
@@ -71,7 +72,9 @@ def forecast(workspace: Workspace, params: Params) -> Forecast:
         recipe, row, drafter = params.train_of(key), params.targets[run.target], params.drafters[run.drafter]
         head = row.vocab_size * row.hidden_size / (49152 * 576)
         slots = recipe.steps * recipe.global_batch * recipe.anchors * SLOTS_PER_ANCHOR * drafter.block_size / 7
-        seconds["training"] += STAGE_START_S + slots * SECONDS_PER_SLOT[drafter.kind] * head
+        seconds["training"] += (
+            STAGE_START_S + slots * SECONDS_PER_SLOT.get(drafter.kind, UNKNOWN_SECONDS_PER_SLOT) * head
+        )
         # Each epoch makes the shards that it reads; the pass before the first makes all of them.
         passes = 1 + recipe.steps * recipe.global_batch / params.prompts.num_train
         seconds["training"] += passes * streamed.get(run.target, 0.0)

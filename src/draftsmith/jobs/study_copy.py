@@ -97,7 +97,7 @@ def study_params(raw: Mapping[str, Any], params: Params, study: Study) -> dict[s
         for name in study.drafters
     }
     body["active_targets"] = [study.target]
-    if any(params.drafters[name].kind == "mtp1" for name in study.drafters):
+    if any(params.drafters[name].reads_last_hidden for name in study.drafters):
         body["targets"] = {**raw["targets"], study.target: {**raw["targets"][study.target], "last_hidden": "all"}}
     body["evaluate"] = {**raw["evaluate"], **study.evaluate}
     return body

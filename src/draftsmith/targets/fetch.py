@@ -14,17 +14,13 @@ from typing import Any
 from draftsmith.errors import TargetError
 from draftsmith.manifest import write_json
 from draftsmith.params import Target
+from draftsmith.targets.families import FAMILIES
 from draftsmith.text.chat import ChatFormat
 from draftsmith.text.hub import hub_folder
 from draftsmith.text.packages import DATA_COMMAND
 
 MARKER = "draftsmith-source.json"
 CONVERSION = 1  # raised whenever the conversion writes other bytes from the same source
-MODEL_TYPES = {
-    "llama": ("llama",),
-    "qwen3": ("qwen3",),
-    "gemma4": ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-}
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 
 
@@ -83,12 +79,12 @@ def check_dimensions(row: Target, config: Any, *, name: str) -> None:
 
     Raises TargetError that names each field that differs, both values and the place in params.yaml.
     """
-    text = config.get_text_config()
-    if text.model_type not in MODEL_TYPES[row.family]:
+    text, types = config.get_text_config(), FAMILIES[row.family].model_types
+    if text.model_type not in types:
         raise TargetError(
             f"family {row.family} does not fit the model",
             got=f"a model of type {text.model_type}",
-            expected=" or ".join(MODEL_TYPES[row.family]),
+            expected=" or ".join(types),
             where=f"params.yaml: targets.{name}.family",
         )
     pairs = (
