@@ -11,7 +11,7 @@ import json
 import re
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -63,13 +63,15 @@ class StreamPlace:
 class Control:
     """What rank 0 tells the workers and the other ranks. Slots before `granted` may be computed.
 
-    `run` names one start of the training job: a record that a killed run left says nothing to the next. `ready`: the
-    first pass is over. `failed`: why the run ends.
+    `run` names one start of the training job: a record that a killed run left says nothing to the next. `found`: slots
+    that were there at the start, which no worker makes; training may have deleted one again before its worker comes to
+    it. `ready`: the first pass is over. `failed`: why the run ends.
     """
 
     run: str
     slots: str
     granted: int
+    found: tuple[int, ...]
     ready: bool
     failed: str | None
 
@@ -77,13 +79,14 @@ class Control:
 def read_control(store: Store, place: StreamPlace) -> Control | None:
     """The control record, None if there is none. Raises CacheError for a broken one."""
     try:
-        control = Control(**json.loads(store.get(place.control)))
+        body = json.loads(store.get(place.control))
+        control = Control(**{**body, "found": tuple(body["found"])})
         if not isinstance(control.granted, int):
             raise TypeError(f"granted {control.granted!r}")
         return control
     except ObjectMissingError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         where = "run the training again: it writes a new one"
         raise CacheError(f"broken record {place.control} in {store.uri}: {error!r}", where=where) from None
 
@@ -98,7 +101,7 @@ class StreamKeeper:
     def __init__(self, store: Store, place: StreamPlace, *, plan: CachePlan, slots: Slots, room: int, run: str) -> None:
         self._store, self._place, self._plan, self._slots, self._room = store, place, plan, slots, room
         self._lock = threading.RLock()
-        self._control = Control(run, slots.digest, 0, False, None)
+        self._control = Control(run, slots.digest, 0, (), False, None)
         self._control_version: str | None = None
         self._committed: dict[int, ShardCommit] = {}
         self._waiting: dict[str, int] = {}
@@ -131,6 +134,7 @@ class StreamKeeper:
             self._committed = dict(found)
             self._grant()
             self._committed = {slot: item for slot, item in found.items() if slot < self._control.granted}
+            self._control = replace(self._control, found=tuple(sorted(self._committed)))
             kept = {self._place.claim, self._place.scales, *keep}
             for slot, commit in self._committed.items():
                 kept |= {self._commit_path(slot), *(f"{self._prefix(slot)}/{item.path}" for item in commit.objects)}
@@ -168,13 +172,13 @@ class StreamKeeper:
     def set_ready(self) -> None:
         """Say that the first pass is over."""
         with self._lock:
-            self._control = Control(**{**asdict(self._control), "ready": True})
+            self._control = replace(self._control, ready=True)
             self._publish()
 
     def fail(self, reason: str) -> None:
         """Say why the run ends, to all who wait."""
         with self._lock:
-            self._control = Control(**{**asdict(self._control), "failed": reason})
+            self._control = replace(self._control, failed=reason)
             self._publish()
 
     @property
@@ -213,7 +217,7 @@ class StreamKeeper:
                 self._count(known)
             granted += 1
         moved = granted != self._control.granted
-        self._control = Control(**{**asdict(self._control), "granted": granted})
+        self._control = replace(self._control, granted=granted)
         return moved
 
     def _settle(self, slot: int) -> ShardCommit:

@@ -11,7 +11,7 @@ from draftsmith.cache.claims import Owner
 from draftsmith.cache.layout import ShardPlan
 from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.scales import fit_plan, settle_scales
-from draftsmith.cache.stream_keeper import StreamPlace, read_control
+from draftsmith.cache.stream_keeper import Control, StreamPlace, read_control
 from draftsmith.cache.stream_plan import Slots
 from draftsmith.cache.writer import CacheWriter, Compute
 from draftsmith.errors import CacheError, ShardClaimedError
@@ -44,24 +44,25 @@ def _granted(
     store: Store, place: StreamPlace, *, plan: CachePlan, slots: Slots, run: str, mine: Iterable[int]
 ) -> Iterator[ShardPlan | None]:
     """The shards of these slots, each as soon as it may be computed; None while one has to wait."""
-    granted = 0
+    control: Control | None = None
     for slot in mine:
-        while slot >= granted:
-            granted = read_granted(store, place, slots=slots, run=run)
-            if slot >= granted:
+        while control is None or slot >= control.granted:
+            control = read_own_control(store, place, slots=slots, run=run)
+            if control is None or slot >= control.granted:
                 time.sleep(POLL_S)
                 yield None
-        yield plan.shard(int(slots.shard[slot]))
+        if slot not in control.found:
+            yield plan.shard(int(slots.shard[slot]))
 
 
-def read_granted(store: Store, place: StreamPlace, *, slots: Slots, run: str) -> int:
-    """How many slots may be computed; none as long as the record is that of another start of the job.
+def read_own_control(store: Store, place: StreamPlace, *, slots: Slots, run: str) -> Control | None:
+    """What the trainer says; None as long as the record is that of another start of the job.
 
     Raises CacheError if the trainer has another sequence of slots, or says that the run ended.
     """
     control = read_control(store, place)
     if control is None or control.run != run:
-        return 0
+        return None
     if control.failed is not None:
         raise CacheError(f"the training that uses {place.prefix} ended", got=control.failed)
     if control.slots != slots.digest:
@@ -69,4 +70,4 @@ def read_granted(store: Store, place: StreamPlace, *, slots: Slots, run: str) ->
             "worker and trainer have another order of shards", got=slots.digest[:12], expected=control.slots[:12],
             where="params.yaml was changed while the training started; run it again",
         )  # fmt: skip
-    return control.granted
+    return control

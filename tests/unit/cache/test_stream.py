@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 
 from draftsmith.cache import stream_keeper, stream_worker
 from draftsmith.cache.claims import Claim, Owner
+from draftsmith.cache.commits import commit_path
 from draftsmith.cache.layout import Codec, array_layouts
 from draftsmith.cache.plan import CachePlan
 from draftsmith.cache.reader import CachedSample, CacheReader
@@ -192,6 +194,30 @@ def test_a_run_that_goes_on_uses_what_lies_ahead_and_deletes_the_rest(tmp_path: 
     assert watcher.most <= 2 * room + kept_bytes(plan, HELD_OUT)
 
 
+def test_a_shard_that_was_there_is_not_made_again_after_training_went_past_it(tmp_path: Path) -> None:
+    """A worker that is slow to start finds the first shards of an earlier run deleted: they are not its work."""
+    plan, store = stream_plan(), LocalStore(tmp_path)
+    room = room_needed(plan, stream_slots(plan, first=0, stop=STOP, first_pass=True))
+    with ToyRun(store, plan=plan, room=room, first=0, stop=STOP, num_workers=1) as run:
+        run.first_pass()
+        wait_until(lambda: run.refreshed().granted > 0 and not run.keeper.num_waiting)
+    with ToyRun(store, plan=plan, room=room, first=0, stop=STOP, num_workers=0, start_id="b") as run:
+        first = int(run.slots.shard[0])
+        commit = commit_path(PLACE.epoch_prefix(int(run.slots.epoch[0])), first)
+        assert store.head(commit) is not None
+        run.keeper.passed(int(run.slots.last_use[0]) + 1)
+        assert store.head(commit) is None
+        worker = threading.Thread(target=run._work, args=((0, 1), "b"))
+        worker.start()
+        run.threads.append(worker)
+        wait_until(lambda: run.refreshed().granted > run.first_granted and not run.keeper.num_waiting)
+        assert store.head(commit) is None
+        objects = {layout.object_path(first) for layout in array_layouts(plan.spec)}
+        prefix = PLACE.epoch_prefix(int(run.slots.epoch[0]))
+        assert not objects & {item.path.removeprefix(f"{prefix}/") for item in store.list(prefix)}
+    assert not run.errors
+
+
 def test_a_stream_is_made_again_after_its_worker_was_killed(tmp_path: Path) -> None:
     """A worker process that dies right after each of its writes in turn; what it leaves never shows in the samples."""
     plan, reader, store = stream_plan(), whole_cache(tmp_path / "whole"), LocalStore(tmp_path / "s")
@@ -296,8 +322,10 @@ def test_worker_and_trainer_must_have_one_sequence(tmp_path: Path) -> None:
         other = stream_slots(plan, first=0, stop=STOP - 1, first_pass=True)
         with pytest.raises(CacheError, match="another order of shards"):
             run_worker(store, plan, other, part=(0, 1), start_id="a", toy=Toy(plan))
-        assert stream_worker.read_granted(store, PLACE, slots=run.slots, run="a") == run.first_granted > 0
-        assert stream_worker.read_granted(store, PLACE, slots=run.slots, run="an earlier start") == 0
+        control = stream_worker.read_own_control(store, PLACE, slots=run.slots, run="a")
+        assert control is not None
+        assert control.granted == run.first_granted > 0
+        assert stream_worker.read_own_control(store, PLACE, slots=run.slots, run="an earlier start") is None
 
 
 def test_whoever_waits_is_told_why_it_ends(tmp_path: Path) -> None:
