@@ -19,7 +19,7 @@ from draftsmith.training.checkpoint import MARKER
 from tests.line_fixtures import TARGET, TIMEOUT_S, Line, files_below, make_line, must, skip_without
 from tests.line_target import write_tiny_target
 
-SEQUENTIAL = ("markov", "gated", "rnn")
+SEQUENTIAL = ("markov", "rnn")
 BLOCKS = {"block_size": 3, "layers": 1}
 DRAFTERS: dict[str, dict[str, Any]] = {
     **{
@@ -32,7 +32,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         }
         for kind in SEQUENTIAL
     },
-    "dflash": {"kind": "dflash", **BLOCKS, "loss": {"ce": 1.0}},
     "eagle": {"kind": "eagle3", "block_size": 3, "loss": {"soft_ce": 1.0}},
     "mtp": {"kind": "mtp1", "block_size": 1, "loss": {"ce": 1.0}},
     "broken": {"kind": "dflash", "block_size": 3, "layers": 9, "loss": {"ce": 1.0}},  # the target has seven layers
@@ -85,7 +84,7 @@ def line(tmp_path: Path) -> Line:
     made.edit_params(lambda body: body["targets"][TARGET].update(num_layers=7, capture_layers=[0, 1, 2, 3, 5]))
     made.git("commit", "-q", "-a", "-m", "a deeper target")
     made.dvc("repro", f"answers@{TARGET}")
-    made.edit_params(lambda body: with_study(body, [*GOOD[:3], "broken", *GOOD[3:]]))
+    made.edit_params(lambda body: with_study(body, [*GOOD[:2], "broken", *GOOD[2:]]))
     return made
 
 
@@ -94,11 +93,11 @@ def test_a_study_is_killed_goes_on_and_names_what_failed(line: Line) -> None:
     copy = Line(line.root / "data" / "study" / "copy")
     before = outside_of_the_study(line)
 
-    # Killed in the training of the third drafter, while what it had started lives on.
+    # Killed in the training of the second drafter, while what it had started lives on.
     process = line.start("study")
     family: list[psutil.Process] = []
 
-    def third_is_training() -> bool:
+    def second_is_training() -> bool:
         if not any(line.store.glob(f"train/{key_of('rnn')}-*/step-*/{MARKER}")):
             return False
         family.extend(psutil.Process(process.pid).children(recursive=True))
@@ -107,7 +106,7 @@ def test_a_study_is_killed_goes_on_and_names_what_failed(line: Line) -> None:
         return True
 
     deadline = time.monotonic() + LIMIT_S
-    while not third_is_training():
+    while not second_is_training():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -120,16 +119,16 @@ def test_a_study_is_killed_goes_on_and_names_what_failed(line: Line) -> None:
         member.kill()
     psutil.wait_procs(family, timeout=TIMEOUT_S)
     process.communicate()
-    finished = {name: mtimes_of(copy, name) for name in ("markov", "gated")}
+    finished = {name: mtimes_of(copy, name) for name in ("markov",)}
     assert all(len(times) > 6 for times in finished.values())
     assert not (line.root / "reports" / "study").exists()
 
     done = ended(line)
     assert done.returncode == 2, done.stderr[-3000:]
-    assert f"1 of 7 drafters failed: train@{key_of('broken')}" in done.stderr
+    assert f"1 of 5 drafters failed: train@{key_of('broken')}" in done.stderr
     assert "drafters.*.layers" in done.stderr
     assert {name: mtimes_of(copy, name) for name in finished} == finished, "what was finished is not made again"
-    wanted = [f"{stage}@{key_of(name)}" for name in GOOD[3:] for stage in ("train", "evaluate")]
+    wanted = [f"{stage}@{key_of(name)}" for name in GOOD[2:] for stage in ("train", "evaluate")]
     assert [stage for stage in stages_run(done) if not stage.startswith("verify")] == [
         f"train@{key_of('rnn')}", f"evaluate@{key_of('rnn')}", f"train@{key_of('broken')}", *wanted,
     ]  # fmt: skip
@@ -188,7 +187,7 @@ def check_report(line: Line, done: subprocess.CompletedProcess[str], *, missing:
     assert body["provenance"]["git_commit"] == line.git("rev-parse", "HEAD").stdout.strip()
     assert body["provenance"]["changed_files"] == ["params.yaml"]
     assert [row["drafter"] for row in body["training"]] == GOOD
-    assert [row["block_size"] for row in body["training"]] == [3, 3, 3, 3, 3, 1]
+    assert [row["block_size"] for row in body["training"]] == [3, 3, 3, 1]
     assert len({row["num_supervised_tokens"] for row in body["training"]}) == 1
     assert {row["steps"] for row in body["training"]} == {STEPS}
     assert [(row["drafter"], row["temperature"], row["benchmark"]) for row in body["rows"]] == [
