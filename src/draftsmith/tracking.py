@@ -24,6 +24,7 @@ from draftsmith.manifest import write_json
 from draftsmith.paths import Workspace
 from draftsmith.provenance import read_provenance
 from draftsmith.termination import Terminated, sigterm_raises
+from draftsmith.tracking_database import alone_at, follow_moved_copy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -227,11 +228,7 @@ def open_client(uri: str) -> MlflowClient:
     with _foreign_warnings_off():
         from mlflow import MlflowClient
 
-        with _clear_errors("cannot open the MLflow store", where=_uri_place(uri)):
-            if uri.startswith("sqlite:///"):
-                # MLflow would try a file that cannot be opened again and again for minutes.
-                with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///").partition("?")[0])) as database:
-                    database.execute("SELECT count(*) FROM sqlite_master")
+        with _clear_errors("cannot open the MLflow store", where=_uri_place(uri)), alone_at(uri):
             return MlflowClient(uri)
 
 
@@ -251,9 +248,7 @@ def _probe(uri: str) -> None:
 
 
 def _uri_place(uri: str) -> str:
-    if os.environ.get("MLFLOW_TRACKING_URI"):
-        return f"environment: MLFLOW_TRACKING_URI={uri}"
-    return uri
+    return f"environment: MLFLOW_TRACKING_URI={uri}" if os.environ.get("MLFLOW_TRACKING_URI") else uri
 
 
 @contextlib.contextmanager
@@ -316,7 +311,7 @@ def _experiment_id(client: MlflowClient, stage: str, *, workspace: Workspace, ur
 
     name, root = f"draftsmith/{stage}", artifact_root(workspace, uri=uri)
     if uri == default_tracking_uri(workspace):
-        _follow_moved_copy(workspace, root.as_uri())
+        follow_moved_copy(workspace.root.resolve() / "mlflow.db", root.as_uri())
     found = client.get_experiment_by_name(name)
     if found is not None:
         if found.lifecycle_stage == "deleted":
@@ -331,23 +326,6 @@ def _experiment_id(client: MlflowClient, stage: str, *, workspace: Workspace, ur
         if found is None:
             raise
         return found.experiment_id
-
-
-def _follow_moved_copy(workspace: Workspace, root_uri: str) -> None:
-    """Point the experiments of a working copy that was moved or copied to its own artifacts.
-
-    MLflow fixes an absolute place when an experiment is made; without this a copy would write into the original.
-    """
-    database = workspace.root.resolve() / "mlflow.db"
-    with contextlib.closing(sqlite3.connect(database, timeout=PROBE_TIMEOUT_S)) as connection, connection:
-        rows = connection.execute("SELECT artifact_location FROM experiments WHERE name LIKE 'draftsmith/%'").fetchall()
-        olds = {location.rpartition("/")[0] for (location,) in rows} - {root_uri}
-        for old in olds:
-            for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-                connection.execute(
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                    (root_uri, len(old) + 1, len(old) + 1, f"{old}/"),
-                )
 
 
 def _close_abandoned(client: MlflowClient, experiment_id: str, name: str) -> None:

@@ -359,3 +359,12 @@ assert is_telemetry_disabled()
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_CURRENT_TEST")}
     subprocess.run([sys.executable, "-c", code, str(workspace.root)], check=True, env=environment)
     assert capfd.readouterr() == ("", "")
+
+
+def test_processes_that_open_a_new_database_at_once(tmp_path: Path) -> None:
+    code = "import sys; from draftsmith.tracking import open_client; open_client(sys.argv[1]).search_experiments()"
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
