@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftsmith.cache.reader import CachedSample
 from draftsmith.drafters.base import Drafter, LossSums, Observation, Proposal
-from draftsmith.nn.block import BlockBatch
+from draftsmith.nn.block import BlockBatch, candidate_anchors
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.training.batches import make_block_batch
 from tests.tiny_models import WEIGHTS, batch_shape, make_sample, random_ids, widened
@@ -136,6 +136,22 @@ class StepByStep:
     def _true(self, row: int, position: int) -> int:
         ids = self.samples[row].input_ids
         return int(ids[position]) if position < len(ids) else 0
+
+
+def drafted_step_by_step(case: Case, samples: Sequence[CachedSample]) -> Iterator[tuple[CachedSample, int, Drafted]]:
+    """Every anchor of the samples with its block, drafted one after the other on rows that are never rebuilt.
+
+    The samples sit side by side in the rows; those with few anchors stay at their last one.
+    """
+    anchors = [candidate_anchors(sample.supervised).tolist() for sample in samples]
+    steps = StepByStep(case.drafter, samples)
+    blocks: dict[tuple[int, int], Drafted] = {}
+    for number in range(max(len(row) for row in anchors)):
+        current = [row[min(number, len(row) - 1)] for row in anchors]
+        steps.show(current, pieces=3)
+        for row, drafted in enumerate(steps.propose(current)):
+            blocks[row, current[row]] = drafted
+    return ((sample, anchor, blocks[row, anchor]) for row, sample in enumerate(samples) for anchor in anchors[row])
 
 
 def expected_losses(case: Case, blocks: Iterator[tuple[CachedSample, int, Drafted]]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
-from draftsmith.nn.block import BlockBatch, candidate_anchors
+from draftsmith.nn.block import BlockBatch
 from draftsmith.params import Sampling
 from draftsmith.targets.families import FAMILIES
-from tests.contract.drafter_case import Case, Drafted, StepByStep, check_losses, expected_losses
+from tests.contract.drafter_case import Case, StepByStep, check_losses, drafted_step_by_step, expected_losses
 from tests.tiny_models import (
     END_TOKEN,
     KINDS,
@@ -53,18 +53,9 @@ def test_the_training_form_is_the_decoding_form(case: Case) -> None:
         case.sample(13, seed=2),
         case.sample(17, seed=3),
     ]
-    anchors = [candidate_anchors(sample.supervised).tolist() for sample in samples]
-    steps = StepByStep(case.drafter, samples)
-    blocks: dict[tuple[int, int], Drafted] = {}
-    for number in range(max(len(row) for row in anchors)):
-        current = [row[min(number, len(row) - 1)] for row in anchors]
-        steps.show(current, pieces=3)
-        for row, drafted in enumerate(steps.propose(current)):
-            blocks[row, current[row]] = drafted
-    ordered = ((samples[row], anchor, blocks[row, anchor]) for row in range(3) for anchor in anchors[row])
     with torch.no_grad():
         found = case.losses(case.batch(*samples))
-    check_losses(found, expected_losses(case, ordered))
+    check_losses(found, expected_losses(case, drafted_step_by_step(case, samples)))
     # What the sums are divided by: the slots' weights, or rows times padded length.
     slots = sum(math.exp(-slot / 4.0) for slot in found.slot_number.tolist())
     assert float(found.weight) == pytest.approx(3 * 22 if case.kind.startswith("eagle3") else slots, rel=1e-6)

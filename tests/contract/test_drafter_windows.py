@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftsmith.nn.block import candidate_anchors
 from draftsmith.targets.families import FAMILIES
-from tests.contract.drafter_case import Case, Drafted, StepByStep, check_losses, expected_losses
+from tests.contract.drafter_case import Case, check_losses, drafted_step_by_step, expected_losses
 from tests.tiny_models import KINDS, VARIANTS, reference, tiny_drafter, tiny_folders, variant_folders
 
 __all__ = ["tiny_folders", "variant_folders"]
@@ -28,19 +27,10 @@ def models(tiny_folders: dict[str, Path], variant_folders: dict[str, Path]) -> d
 def check(case: Case) -> None:
     """Every anchor of two samples, drafted one after the other on rows that are never rebuilt: the training form."""
     samples = [case.sample(17, seed=1, supervised="00011111110011111"), case.sample(12, seed=2)]
-    anchors = [candidate_anchors(sample.supervised).tolist() for sample in samples]
-    steps = StepByStep(case.drafter, samples)
-    blocks: dict[tuple[int, int], Drafted] = {}
-    for number in range(max(len(row) for row in anchors)):
-        current = [row[min(number, len(row) - 1)] for row in anchors]
-        steps.show(current, pieces=3)
-        for row, drafted in enumerate(steps.propose(current)):
-            blocks[row, current[row]] = drafted
-    ordered = ((samples[row], anchor, blocks[row, anchor]) for row in range(2) for anchor in anchors[row])
     with torch.no_grad():
         found = case.losses(case.batch(*samples))
         packed = case.losses(case.batch(*samples, row_tokens=40))
-    check_losses(found, expected_losses(case, ordered))
+    check_losses(found, expected_losses(case, drafted_step_by_step(case, samples)))
     torch.testing.assert_close(packed.acceptance, found.acceptance, rtol=0, atol=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 Safe to run anywhere, any number of times, at once: a shard is done when its commit record is there and its objects
 have the sizes that it names; a done shard is never computed again. While a shard is computed, the one before it is
-encoded and those before are uploaded by threads, so that at most two shards are in memory, and two more encoded.
+encoded and those before it are uploaded by threads: at most two are in memory as numbers, and a few encoded.
 """
 
 from __future__ import annotations

@@ -9,22 +9,25 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import pytest
 
+from draftsmith.cache import stream_keeper, stream_worker
 from draftsmith.cache.claims import Owner
 from draftsmith.cache.plan import CachePlan, Codec, plan_cache
-from draftsmith.cache.reader import CachedSample, window_order
+from draftsmith.cache.reader import CachedSample, CacheReader, window_order
 from draftsmith.cache.stream import HeldOut, StreamReader
 from draftsmith.cache.stream_keeper import StreamKeeper, StreamPlace
 from draftsmith.cache.stream_plan import Slots, most_bytes, needed_bytes, plan_slots
 from draftsmith.cache.stream_worker import work
 from draftsmith.errors import CacheError, TrainingError
-from draftsmith.storage import Store, open_store
-from tests.unit.cache.toy import FACTS, DyingStore, Toy, toy_samples, toy_spec
+from draftsmith.storage import LocalStore, Store, open_store
+from tests.unit.cache.toy import FACTS, DyingStore, Toy, fill, toy_samples, toy_spec
 
 PLACE = StreamPlace("stream/dspark-toy-0123abcd")
 SEED, SIZE = 11, 3  # samples an update
@@ -32,6 +35,7 @@ NUM_SAMPLES = 120
 HELD_OUT = [4, 17, 33, 90]
 MEMBERS = [index for index in range(NUM_SAMPLES) if index not in HELD_OUT and index % 7]
 AHEAD = 2 * SIZE - 1
+STOP = len(MEMBERS) + 40  # into the second epoch
 
 
 def stream_plan(codec: Codec = "plain") -> CachePlan:
@@ -191,6 +195,49 @@ def same(ours: CachedSample, theirs: CachedSample) -> bool:
         np.array_equal(getattr(ours, name), getattr(theirs, name))
         for name in ("input_ids", "supervised", "context", "last_hidden", "label_positions")
     )
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toy shards are made in milliseconds."""
+    monkeypatch.setattr(stream_keeper, "REFRESH_S", 0.01)
+    monkeypatch.setattr(stream_worker, "POLL_S", 0.01)
+
+
+def whole_cache(folder: Path, codec: Codec = "plain") -> CacheReader:
+    """The same cache, all of it in a store of its own."""
+    plan = stream_plan(codec)
+    store = LocalStore(folder)
+    return CacheReader(store, fill(store, plan, Toy(plan)))
+
+
+def walk(reader: CacheReader, first: int, stop: int) -> list[CachedSample]:
+    """The samples of ticks first..stop-1, from the whole cache."""
+    orders = [[int(i) for i in reader.order(SEED, epoch=e) if i in MEMBERS] for e in range(stop // len(MEMBERS) + 1)]
+    places = [divmod(tick, len(MEMBERS)) for tick in range(first, stop)]
+    return [reader.read(orders[epoch][place], epoch=epoch) for epoch, place in places]
+
+
+def read_all(run: ToyRun) -> list[CachedSample]:
+    return [sample for step in run.steps() for sample in step]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of all files of a store but its private ones."""
+    files = (path for path in folder.rglob("*") if ".draftsmith" not in path.parts)
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def assert_same(ours: list[CachedSample], theirs: list[CachedSample]) -> None:
+    assert [sample.id for sample in ours] == [sample.id for sample in theirs]
+    assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def main() -> None:
