@@ -15,6 +15,8 @@ class Round:
     the round added: accepted ones and the bonus token, except that a round which ends on an accepted end-of-text
     (`ended`; `accepted` then stops there) commits no bonus token, and one at the length limit may be cut (`cut`).
     `confidence_logits` [K] are the raw logits of the confidence head, before any temperature; empty without one.
+    `rejected_token` is the draft token that was rejected, in whose place the target's correction was committed; None
+    if every verified token was accepted.
     """
 
     anchor_position: int
@@ -24,6 +26,7 @@ class Round:
     ended: bool
     cut: bool
     confidence_logits: tuple[float, ...] = ()
+    rejected_token: int | None = None
 
     @property
     def counted(self) -> int:
