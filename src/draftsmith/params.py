@@ -24,8 +24,8 @@ from draftsmith.params_models import (
 
 __all__ = [
     "LAST_HIDDEN_KINDS", "Answers", "Benchmark", "Cache", "Calibrate", "Domain", "Drafter", "Dtype", "Evaluate",
-    "LossWeights", "Params", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Speed", "Study", "Target",
-    "Train", "load_params", "merged", "parse_params",
+    "LossWeights", "Params", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Speed", "Study",
+    "Target", "Train", "load_params", "merged", "parse_params",
 ]  # fmt: skip
 
 
