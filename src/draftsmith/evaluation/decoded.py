@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftsmith.decoding.rounds import Generation
@@ -13,7 +14,8 @@ class Decoded:
     """One benchmark at one temperature: each answer by speculative decoding, and by plain decoding of the same requests.
 
     Both tuples hold the same request ids (`<benchmark>/<row>/t<turn>`), in the order of prompts, then turns. Wall times
-    are seconds of the engine at `batch_size`, prefill included.
+    are seconds of the engine at `batch_size`, prefill included. Both are None where one says nothing about the other:
+    where some of the answers were decoded at another batch size, or on another machine plainly than speculatively.
     """
 
     benchmark: str
@@ -22,8 +24,24 @@ class Decoded:
     batch_size: int
     generations: tuple[Generation, ...]
     plain: tuple[Generation, ...]
-    wall_s: float
-    plain_wall_s: float
+    wall_s: float | None
+    plain_wall_s: float | None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all answers over the wall time of speculative decoding."""
+        return _rate(self.generations, self.wall_s)
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """Tokens of all answers over the wall time of plain decoding."""
+        return _rate(self.plain, self.plain_wall_s)
+
+    @property
+    def speedup(self) -> float | None:
+        """Tokens per second over those of plain decoding."""
+        own, plain = self.tokens_per_s, self.plain_tokens_per_s
+        return None if own is None or plain is None else own / plain
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,8 @@ class SpeedPoint:
 
     Rates count seconds of the engine's decoding steps (prefill is apart). A step is one draft-verify round of all
     requests in flight; `rounds_per_s` counts rounds of single requests. Step times are medians over the steps in which
-    `batch_size` requests were in flight, in milliseconds; `step_ms` are all of those steps, for a histogram.
+    `batch_size` requests were in flight (or, if so many never were, the most that were), in milliseconds; `step_ms` are
+    all of those steps, for a histogram.
     """
 
     batch_size: int
@@ -61,3 +80,7 @@ class SpeedPoint:
     def overhead_share(self) -> float:
         """Share of a step spent outside the forward passes of target and drafter."""
         return self.sample_ms / (self.draft_ms + self.verify_ms + self.sample_ms)
+
+
+def _rate(generations: Sequence[Generation], wall_s: float | None) -> float | None:
+    return None if wall_s is None else sum(len(item.token_ids) for item in generations) / wall_s
