@@ -11,7 +11,7 @@ from draftsmith.params import Domain
 
 @dataclass(frozen=True)
 class Decoded:
-    """One benchmark at one temperature: each answer by speculative decoding, and by plain decoding of the same requests.
+    """One benchmark at one temperature: each answer by speculative and by plain decoding of the same request.
 
     Both tuples hold the same request ids (`<benchmark>/<row>/t<turn>`), in the order of prompts, then turns. Wall times
     are seconds of the engine at `batch_size`, prefill included. Both are None where one says nothing about the other:
