@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 
 from draftsmith.decoding.rounds import Generation
 from draftsmith.errors import DraftsmithError
-from draftsmith.evaluation.paired import Estimate, PromptCounts, mean_difference
+from draftsmith.evaluation.bootstrap import NUM_RESAMPLES, Estimate, Interval, estimate_share
+from draftsmith.evaluation.paired import BONUSES, MEANS, PromptCounts, mean_difference, mean_length
 
 Floats = NDArray[np.float64]
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class AcceptedLength:
-    """Accepted length and acceptance by position. Intervals are 95 %, by bootstrap over prompts; None below 2 prompts.
+    """Accepted length and acceptance by position. Intervals are 95 %, by bootstrap over prompts (see
+    `evaluation.bootstrap`); None below two prompts.
 
     Lists hold one entry a position 1..K; None where no round has evidence there.
     """
@@ -41,7 +42,8 @@ class AcceptedLength:
     num_requests: int  # a prompt of several turns makes several requests
     num_prompts_without_rounds: int  # answered by the prefill token alone; in no mean
     num_rounds: int
-    num_cut_rounds: int
+    num_cut_rounds: int  # by the length limit
+    num_ended_rounds: int  # on an accepted end-of-text inside the block
     num_tokens: int  # of the answers: committed ones and the tokens of the prefills
     num_committed: int
     accepted_length: float
@@ -49,7 +51,9 @@ class AcceptedLength:
     accepted_length_without_bonus: float
     accepted_length_without_bonus_interval: Interval | None
     accepted_length_macro: float
+    accepted_length_macro_interval: Interval | None
     accepted_length_without_bonus_macro: float
+    accepted_length_without_bonus_macro_interval: Interval | None
     conditional_acceptance: tuple[float | None, ...]  # [K]
     conditional_acceptance_interval: tuple[Interval | None, ...]  # [K]
     num_conditional: tuple[int, ...]  # [K] rounds behind each conditional acceptance
@@ -62,27 +66,29 @@ class AcceptedLength:
         """Share of rounds that the length limit cut."""
         return self.num_cut_rounds / self.num_rounds
 
+    @property
+    def share_ended(self) -> float:
+        """Share of rounds that ended on an accepted end-of-text inside the block."""
+        return self.num_ended_rounds / self.num_rounds
+
 
 @dataclass(frozen=True)
-class _PromptSums:
+class _SlotSums:
     """Sums over the rounds of each prompt that has any (P prompts)."""
 
-    rounds: Floats  # [P]
-    committed: Floats  # [P]
-    committed_draft: Floats  # [P]
     conditional: Floats  # [P, K] rounds whose prefix k - 1 was accepted and whose slot k counts
     survived: Floats  # [P, K] rounds whose prefix k was accepted
     counted: Floats  # [P, K] rounds whose slot k counts
 
 
 def measure_accepted_length(
-    generations: Sequence[Generation], *, block_size: int, seed: int, num_resamples: int = 2000
+    generations: Sequence[Generation], *, block_size: int, seed: int, num_resamples: int = NUM_RESAMPLES
 ) -> AcceptedLength:
     """Accepted length of `generations`; see the definitions above. `block_size` is K.
 
     Raises DraftsmithError if there is no round at all.
     """
-    by_prompt = _by_prompt(generations)
+    by_prompt = group_by_prompt(generations)
     with_rounds = [turns for turns in by_prompt.values() if any(turn.rounds for turn in turns)]
     if not with_rounds:
         raise DraftsmithError(
@@ -91,38 +97,51 @@ def measure_accepted_length(
             expected="longer answers",
             where="params.yaml: evaluate.max_new_tokens",
         )
-    sums = _sum_by_prompt(with_rounds, block_size=block_size)
-    weights = _resamples(len(with_rounds), num_resamples=num_resamples, seed=seed)
+    rounds = [item for generation in generations for item in generation.rounds]
+    counts = count_by_prompt(generations)
+    sums = _sum_slots(with_rounds, block_size=block_size)
     conditional, survived, counted = sums.conditional.sum(axis=0), sums.survived.sum(axis=0), sums.counted.sum(axis=0)
     slots = range(block_size)
+    acceptance = [
+        estimate_share(sums.survived[:, k], bottom=sums.conditional[:, k], seed=seed, num_resamples=num_resamples)
+        for k in slots
+    ]
+    micro, micro_bare, macro, macro_bare = (
+        mean_length([counts], seed=seed, bonus=bonus, mean=mean, num_resamples=num_resamples)
+        for mean in MEANS
+        for bonus in BONUSES
+    )
     return AcceptedLength(
         num_prompts=len(by_prompt),
         num_requests=len(generations),
         num_prompts_without_rounds=len(by_prompt) - len(with_rounds),
-        num_rounds=int(sums.rounds.sum()),
-        num_cut_rounds=sum(item.cut for generation in generations for item in generation.rounds),
+        num_rounds=len(rounds),
+        num_cut_rounds=sum(item.cut for item in rounds),
+        num_ended_rounds=sum(item.ended for item in rounds),
         num_tokens=sum(len(generation.token_ids) for generation in generations),
-        num_committed=int(sums.committed.sum()),
-        accepted_length=float(sums.committed.sum() / sums.rounds.sum()),
-        accepted_length_interval=_interval(sums.committed, over=sums.rounds, weights=weights),
-        accepted_length_without_bonus=float(sums.committed_draft.sum() / sums.rounds.sum()),
-        accepted_length_without_bonus_interval=_interval(sums.committed_draft, over=sums.rounds, weights=weights),
-        accepted_length_macro=float(np.mean(sums.committed / sums.rounds)),
-        accepted_length_without_bonus_macro=float(np.mean(sums.committed_draft / sums.rounds)),
-        conditional_acceptance=tuple(_share(survived[k], of=conditional[k]) for k in slots),
-        conditional_acceptance_interval=tuple(
-            _interval(sums.survived[:, k], over=sums.conditional[:, k], weights=weights) for k in slots
-        ),
+        num_committed=sum(counts.committed),
+        accepted_length=micro.value,
+        accepted_length_interval=micro.interval,
+        accepted_length_without_bonus=micro_bare.value,
+        accepted_length_without_bonus_interval=micro_bare.interval,
+        accepted_length_macro=macro.value,
+        accepted_length_macro_interval=macro.interval,
+        accepted_length_without_bonus_macro=macro_bare.value,
+        accepted_length_without_bonus_macro_interval=macro_bare.interval,
+        conditional_acceptance=tuple(share for share, _ in acceptance),
+        conditional_acceptance_interval=tuple(interval for _, interval in acceptance),
         num_conditional=tuple(int(conditional[k]) for k in slots),
         prefix_survival=tuple(_share(survived[k], of=counted[k]) for k in slots),
         num_counted=tuple(int(counted[k]) for k in slots),
-        prompts=count_by_prompt(generations),
+        prompts=counts,
     )
 
 
 def count_by_prompt(generations: Sequence[Generation]) -> PromptCounts:
     """Rounds and committed tokens of each prompt over its turns, prompts in the order of their first turn."""
-    rounds = {name: [item for turn in turns for item in turn.rounds] for name, turns in _by_prompt(generations).items()}
+    rounds = {
+        name: [item for turn in turns for item in turn.rounds] for name, turns in group_by_prompt(generations).items()
+    }
     return PromptCounts(
         ids=tuple(rounds),
         rounds=tuple(len(items) for items in rounds.values()),
@@ -159,57 +178,35 @@ def share_identical(generations: Sequence[Generation], *, plain: Sequence[Genera
     return sum(identical.values()) / len(identical)
 
 
-def _by_prompt(generations: Sequence[Generation]) -> dict[str, list[Generation]]:
+def group_by_prompt(generations: Sequence[Generation]) -> dict[str, list[Generation]]:
+    """The turns of each prompt, prompts in the order of their first turn."""
     found: dict[str, list[Generation]] = {}
     for generation in generations:
         found.setdefault(generation.prompt_id, []).append(generation)
     return found
 
 
-def _sum_by_prompt(prompts: Sequence[Sequence[Generation]], *, block_size: int) -> _PromptSums:
+def _sum_slots(prompts: Sequence[Sequence[Generation]], *, block_size: int) -> _SlotSums:
     owner, table = [], []
     for index, turns in enumerate(prompts):
         for turn in turns:
             for item in turn.rounds:
                 owner.append(index)
-                table.append((item.accepted, item.counted, item.committed, item.committed_draft))
-    accepted, counted, committed, committed_draft = np.asarray(table, np.int64).T
+                table.append((item.accepted, item.counted))
+    accepted, counted = np.asarray(table, np.int64).T
     slots = np.arange(1, block_size + 1)
     counts = counted[:, None] >= slots  # [N, K]
 
     def total(values: NDArray) -> Floats:
-        sums = np.zeros((len(prompts), *values.shape[1:]))
+        sums = np.zeros((len(prompts), block_size))
         np.add.at(sums, np.asarray(owner), values)
         return sums
 
-    return _PromptSums(
-        rounds=total(np.ones(len(owner))),
-        committed=total(committed),
-        committed_draft=total(committed_draft),
+    return _SlotSums(
         conditional=total(counts & (accepted[:, None] >= slots - 1)),
         survived=total(counts & (accepted[:, None] >= slots)),
         counted=total(counts),
     )
-
-
-def _resamples(num_prompts: int, *, num_resamples: int, seed: int) -> Floats | None:
-    """How often each bootstrap sample draws each prompt, [num_resamples, P]; None below two prompts."""
-    if num_prompts < 2:
-        return None
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_resamples).astype(np.float64)
-
-
-def _interval(numerator: Floats, *, over: Floats, weights: Floats | None) -> Interval | None:
-    """95 % percentile interval of sum(numerator) / sum(over) [P each]; resamples without evidence are left out.
-
-    None if fewer than two prompts have evidence.
-    """
-    if weights is None or np.count_nonzero(over) < 2:
-        return None
-    top, bottom = weights @ numerator, weights @ over
-    low, high = np.quantile(top[bottom > 0] / bottom[bottom > 0], [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _share(part: float, *, of: float) -> float | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.evaluation.paired import Estimate, PromptCounts, mean_difference, mean_length
+from draftsmith.evaluation.bootstrap import Estimate
+from draftsmith.evaluation.paired import PromptCounts, mean_difference, mean_length
 from draftsmith.evaluation.summary import Grid
 
 SCHEMA_VERSION = 1

@@ -21,8 +21,8 @@ from draftsmith.paths import Workspace
 Detail = Literal["brief", "full"]
 Setting = tuple[str, float, int]  # benchmark, temperature, batch size
 MISSING = "-"
-READABLE_VERSION = 1
-"""The `schema_version` of the reports that this module reads."""
+READABLE_VERSIONS = {"train": 1, "calibrate": 1, "evaluate": 2}
+"""The `schema_version` of each stage's report that this module reads."""
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,11 @@ def _read(folder: Path, *, stage: str) -> Mapping[str, Any] | None:
             "a report is not JSON", expected=f"run the {stage} stage again", where=str(path)
         ) from None
     version = body.get("schema_version") if isinstance(body, dict) else None
-    if version != READABLE_VERSION:
+    if version != READABLE_VERSIONS[stage]:
         raise DraftsmithError(
             "a report of another schema version",
             got=str(version),
-            expected=f"{READABLE_VERSION}; run the {stage} stage again",
+            expected=f"{READABLE_VERSIONS[stage]}; run the {stage} stage again",
             where=str(path),
         )
     return body
