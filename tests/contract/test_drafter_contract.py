@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
+from draftsmith.decoding.engine import Engine, Request
+from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.nn.block import BlockBatch
 from draftsmith.params import Sampling
 from draftsmith.targets.families import FAMILIES
@@ -240,9 +241,9 @@ def test_a_seed_fixes_the_random_start(case: Case) -> None:
 # Decoding
 
 
-def ragged(_confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
+def ragged(blocks: DraftedBlocks) -> list[int]:
     """0, 1, .., K, 0, .. by place in the batch."""
-    return [row % (block_size + 1) for row in range(num_requests)]
+    return [row % (blocks.block_size + 1) for row in range(blocks.num_requests)]
 
 
 PROMPTS = [random_ids(7, seed=0), *[random_ids(3 + 5 * seed, seed=seed) for seed in range(1, 4)]]

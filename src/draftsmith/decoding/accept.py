@@ -32,14 +32,16 @@ def verify_sampled(tokens: Tensor, *, draft: Tensor, target: Tensor, lengths: Te
     tokens [R, K]; draft [R, K, V] the distributions really sampled from; target [R, K + 1, V]; lengths [R] in 0..K:
     draft tokens verified; numbers [R, K] uniform. After a rejection at j the next token comes from
     norm(max(0, p_t - p_d)) at j (from p_t if that mass is <= 1e-8); with everything accepted from p_t behind it.
+    `target` may lack its last row, [R, K, V]: then nothing can follow a block of K accepted tokens, and the next
+    distribution of such a request means nothing.
     """
     index = tokens.unsqueeze(-1)
-    p_target = target[:, :-1].gather(2, index).squeeze(-1)
+    p_target = target[:, : tokens.shape[1]].gather(2, index).squeeze(-1)
     p_draft = draft.gather(2, index).squeeze(-1)
     ratio = p_target / p_draft.clamp(min=PROBABILITY_FLOOR)
     accepted = _prefix_length(numbers < ratio.clamp(max=1.0), lengths)
     rows = torch.arange(tokens.shape[0], device=tokens.device)
-    following = target[rows, accepted]
+    following = target[rows, accepted.clamp(max=target.shape[1] - 1)]
     rejected = accepted < lengths
     proposed = draft[rows, accepted.clamp(max=tokens.shape[1] - 1)]
     residual = (following - proposed).clamp(min=0.0)
@@ -49,6 +51,9 @@ def verify_sampled(tokens: Tensor, *, draft: Tensor, target: Tensor, lengths: Te
 
 
 def verify_greedy(tokens: Tensor, *, target_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy form: tokens [R, K], target_ids [R, K + 1] argmax of the target -> accepted [R], next token [R]."""
-    accepted = _prefix_length(tokens == target_ids[:, :-1], lengths)
-    return accepted, target_ids.gather(1, accepted.unsqueeze(1)).squeeze(1)
+    """Greedy form: tokens [R, K], target_ids [R, K + 1] argmax of the target -> accepted [R], next token [R].
+
+    `target_ids` may lack its last column, as in `verify_sampled`.
+    """
+    accepted = _prefix_length(tokens == target_ids[:, : tokens.shape[1]], lengths)
+    return accepted, target_ids.gather(1, accepted.clamp(max=target_ids.shape[1] - 1).unsqueeze(1)).squeeze(1)

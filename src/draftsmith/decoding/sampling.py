@@ -1,11 +1,12 @@
 """Sampling that depends on (seed, round, slot, purpose) alone, never on who shares the batch.
 
-Letters: n rows, R requests, V vocabulary.
+Letters: n rows, R requests, S slots, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -38,14 +39,17 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-def uniforms(seeds: Sequence[int], *, rounds: Sequence[int], slot: int, purpose: Purpose) -> NDArray[np.float64]:
-    """One number in (0, 1) for each (64-bit seed, round of its request), for a slot below 64 and a purpose.
+def uniforms(
+    seeds: Sequence[int], *, rounds: Sequence[int], slots: Sequence[int], purpose: Purpose
+) -> NDArray[np.float64]:
+    """Numbers in (0, 1), [R, S]: one for each (64-bit seed, round of its request) and slot below 64, of one purpose.
 
     Counter-based and stateless. Every round draws fresh numbers, even for positions that an earlier round drafted
     and lost: a schedule that reads old confidences stays independent of the tokens that it schedules.
     """
-    seed = np.asarray(seeds, dtype=np.uint64)
-    counter = np.asarray(rounds, dtype=np.uint64) * np.uint64(256) + np.uint64(slot * 4 + int(purpose))
+    seed = np.asarray(seeds, dtype=np.uint64)[:, None]
+    place = np.asarray(slots, dtype=np.uint64) * np.uint64(4) + np.uint64(purpose)
+    counter = np.asarray(rounds, dtype=np.uint64)[:, None] * np.uint64(256) + place
     with np.errstate(over="ignore"):
         state = _mix(_mix(seed + _GOLDEN) + (counter + np.uint64(1)) * _GOLDEN)
     return ((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
@@ -56,16 +60,41 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
-def probabilities(logits: Tensor, *, samplings: Sequence[Sampling]) -> Tensor:
-    """The distribution that each row is really sampled from, float32 [n, V].
+@dataclass(frozen=True)
+class SamplingGroups:
+    """Rows of a batch by how they are sampled: `of[g]` is the sampling of the rows `rows[g]`, ascending."""
 
-    Order: temperature, top_k, top_p (as served); greedy rows are one-hot. Rows may differ in their sampling.
+    num_rows: int
+    of: tuple[Sampling, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def make(cls, samplings: Sequence[Sampling]) -> SamplingGroups:
+        found: dict[Sampling, list[int]] = {}
+        for row, sampling in enumerate(samplings):
+            found.setdefault(sampling, []).append(row)
+        return cls(len(samplings), tuple(found), tuple(tuple(rows) for rows in found.values()))
+
+    @property
+    def all_greedy(self) -> bool:
+        return all(is_greedy(sampling) for sampling in self.of)
+
+    def chosen(self, rows: Sequence[int]) -> SamplingGroups:
+        """The groups of some of the rows, numbered anew in the order given."""
+        place = {row: group for group, members in enumerate(self.rows) for row in members}
+        return SamplingGroups.make([self.of[place[row]] for row in rows])
+
+
+def probabilities(logits: Tensor, *, groups: SamplingGroups) -> Tensor:
+    """The distribution that each row is really sampled from: logits [n, V] -> float32 [n, V].
+
+    Order: temperature, top_k, top_p, min_p (as Hugging Face's `generate` applies them); greedy rows are one-hot.
     """
-    if all(sampling == samplings[0] for sampling in samplings):
-        return _transform(logits, samplings[0])
+    if len(groups.of) == 1:
+        return _transform(logits, groups.of[0])
     out = torch.empty_like(logits, dtype=torch.float32)
-    for sampling in set(samplings):
-        rows = torch.tensor([index for index, item in enumerate(samplings) if item == sampling], device=logits.device)
+    for sampling, members in zip(groups.of, groups.rows, strict=True):
+        rows = torch.tensor(members, device=logits.device)
         out[rows] = _transform(logits[rows], sampling)
     return out
 
@@ -73,12 +102,16 @@ def probabilities(logits: Tensor, *, samplings: Sequence[Sampling]) -> Tensor:
 def _transform(logits: Tensor, sampling: Sampling) -> Tensor:
     if is_greedy(sampling):
         return torch.zeros_like(logits, dtype=torch.float32).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
-    logits = logits.float() / sampling.temperature
+    logits = logits.float()
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[1]:
         least = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
     result = torch.softmax(logits, dim=1)
-    return _nucleus(result, sampling.top_p) if sampling.top_p < 1 else result
+    if sampling.top_p < 1:
+        result = _nucleus(result, sampling.top_p)
+    return _likely(result, sampling.min_p) if sampling.min_p > 0 else result
 
 
 def _nucleus(distribution: Tensor, top_p: float) -> Tensor:
@@ -94,6 +127,12 @@ def _nucleus(distribution: Tensor, top_p: float) -> Tensor:
             break
     kept = ordered * (cumulative - ordered < top_p)
     return torch.zeros_like(distribution).scatter_(1, order, kept / kept.sum(dim=1, keepdim=True))
+
+
+def _likely(distribution: Tensor, min_p: float) -> Tensor:
+    """Keep the tokens at least `min_p` times as likely as the likeliest, renormalised (Nguyen et al. 2024)."""
+    kept = distribution * (distribution >= min_p * distribution.amax(dim=1, keepdim=True))
+    return kept / kept.sum(dim=1, keepdim=True)
 
 
 def draw(distribution: Tensor, *, numbers: NDArray[np.float64]) -> Tensor:

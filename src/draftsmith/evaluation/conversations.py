@@ -44,20 +44,33 @@ def answer_conversations(
     seed: int,
     on_finish: Callable[[Generation], None] | None = None,
 ) -> Answered:
-    """Answer all first turns together, then all second turns with the answers so far in the prompt, and so on."""
-    generations: list[Generation] = []
+    """Answer every turn: a later turn joins the batch as soon as the one before it is answered.
+
+    Generations come in the order of conversations, then turns.
+    """
+    by_id = {item.id: item for item in conversations}
     said: dict[str, list[str]] = {item.id: [] for item in conversations}
-    wall_s = 0.0
-    for turn in range(max(len(item.turns) for item in conversations)):
-        requests = []
-        for item in (item for item in conversations if len(item.turns) > turn):
-            ids = chat.prompt_ids(item.turns[: turn + 1], said[item.id], system_prompt=system_prompt)
-            name = answer_id(item.id, turn)
-            requests.append(Request(name, tuple(ids), max_new_tokens, sampling, sample_seed(seed, name)))
-        started = time.perf_counter()
-        found = engine.generate(requests, on_finish=on_finish)
-        wall_s += time.perf_counter() - started
-        for generation in found:
-            said[generation.prompt_id].append(chat.decode(generation.token_ids))
-        generations += found
-    return Answered(tuple(generations), wall_s)
+    done: dict[str, Generation] = {}
+    session = engine.session()
+
+    def submit(item: Conversation) -> None:
+        turn = len(said[item.id])
+        ids = chat.prompt_ids(item.turns[: turn + 1], said[item.id], system_prompt=system_prompt)
+        name = answer_id(item.id, turn)
+        session.submit(Request(name, tuple(ids), max_new_tokens, sampling, sample_seed(seed, name)))
+
+    for item in conversations:
+        submit(item)
+    started = time.perf_counter()
+    while not session.is_idle:
+        for generation in session.step():
+            done[generation.request_id] = generation
+            item = by_id[generation.prompt_id]
+            said[item.id].append(chat.decode(generation.token_ids))
+            if len(said[item.id]) < len(item.turns):
+                submit(item)
+            if on_finish is not None:
+                on_finish(generation)
+    wall_s = time.perf_counter() - started
+    ordered = [done[answer_id(item.id, turn)] for item in conversations for turn in range(len(item.turns))]
+    return Answered(tuple(ordered), wall_s)

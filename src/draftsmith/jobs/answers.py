@@ -34,7 +34,7 @@ def run(workspace: Workspace, params: Params, name: str) -> None:
     prompts = Manifest.read(workspace.prompts_manifest, "prompts")
     splits = {split: decode_prompts(stored(store, prompts, f"{split}.parquet", stage="prompts")) for split in SPLITS}
     opened = open_target(workspace, params, name)
-    row = params.answers
+    row, served = params.answers, opened.place.row.sampling
     batches = plan_answer_batches(answer_requests(splits), batch_size=row.batch_size, seed=row.seed)
     identity = {
         "format": FORMAT_VERSION,
@@ -42,7 +42,9 @@ def run(workspace: Workspace, params: Params, name: str) -> None:
         "prompts": prompts.digest,
         "target": opened.place.digest,
         "tokenizer": opened.chat.digest(),
-        "sampling": opened.place.row.sampling.model_dump(),
+        "sampling": served.model_dump(
+            exclude=None if served.min_p else {"min_p"}
+        ),  # off: named as before there was one
         "system_prompt": opened.place.row.system_prompt,
         "dtype": opened.place.row.dtype,
     }

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from draftsmith.decoding import engine as engine_module
-from draftsmith.decoding.engine import Engine, Request, verify_all
+from draftsmith.decoding import session as session_module
+from draftsmith.decoding.engine import Engine, Request
+from draftsmith.decoding.policies import DraftedBlocks, verify_all
 from draftsmith.decoding.rounds import Generation, Round
 from draftsmith.errors import ContractError, TargetError
 from draftsmith.params import Sampling
@@ -56,8 +57,8 @@ def count_from_zero(*, max_new_tokens: int, end_ids: tuple[int, ...] = (), right
 
 
 SCRIPT = {1: 2, 4: 0, 5: 3}
-FIRST = Round(anchor_position=1, verified=3, accepted=2, committed=3, ended=False, cut=False)
-SECOND = Round(anchor_position=4, verified=3, accepted=0, committed=1, ended=False, cut=False)
+FIRST = Round(anchor_position=1, verified=3, accepted=2, committed=3, ended=False, cut=False, rejected_token=10)
+SECOND = Round(anchor_position=4, verified=3, accepted=0, committed=1, ended=False, cut=False, rejected_token=11)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,8 @@ def test_verified_lengths_are_the_policys() -> None:
     """Lengths 0, 1, 2, 3 in turn with a perfect drafter: 1, 2, 3 and 4 tokens a round."""
     turns = iter((0, 1, 2, 3))
 
-    def policy(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-        assert confidence is None
-        assert (num_requests, block_size) == (1, 3)
+    def policy(blocks: DraftedBlocks) -> list[int]:
+        assert blocks == DraftedBlocks(("r",), 3, None)
         return [next(turns)]
 
     engine = Engine(as_target(counting_target()), drafter=counting_drafter({}), end_ids=[], batch_size=1, policy=policy)
@@ -151,7 +151,7 @@ def test_requests_join_as_others_leave() -> None:
         drafter=counting_drafter({}, block_size=2),
         end_ids=[],
         batch_size=2,
-        policy=lambda _confidence, num, _size: [0] * num,
+        policy=lambda blocks: [0] * blocks.num_requests,
     )
     requests = [
         Request(name, tuple(range(place + 1)), size, GREEDY, seed=0) for place, (name, size) in enumerate(sizes.items())
@@ -166,7 +166,7 @@ def test_requests_join_as_others_leave() -> None:
 
 def test_long_prompts_are_admitted_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budget 5: prompts of 4 and 1 together, one of 9 alone, then 3; the answers are the same."""
-    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 5)
+    monkeypatch.setattr(session_module, "PREFILL_TOKENS", 5)
     target, sizes = counting_target(), list[int]()
     forward = target.forward
 
@@ -203,10 +203,10 @@ def test_no_requests_give_no_answers() -> None:
 # On a real layer stack: independence of the batch, and lossless at every accepted length
 
 
-def by_confidence(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
+def by_confidence(blocks: DraftedBlocks) -> list[int]:
     """Up to the first slot whose own confidence is below one half."""
-    assert confidence is not None
-    return (confidence > 0).long().cumprod(1).sum(1).tolist()
+    assert blocks.confidence is not None
+    return (blocks.confidence > 0.5).cumprod(axis=1).sum(axis=1).tolist()
 
 
 SAMPLINGS = {

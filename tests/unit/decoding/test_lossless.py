@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from draftsmith.decoding import engine as engine_module
+from draftsmith.decoding import verification
 from draftsmith.decoding.accept import Verdict
-from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
+from draftsmith.decoding.engine import Engine, Request
+from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import build_drafter, drafter_config
 from draftsmith.params import Sampling
@@ -125,10 +127,10 @@ def drafter_of(table: Tensor) -> ScriptedDrafter:
     return ScriptedDrafter(table_draft(table), target=TableTarget(table), block_size=3, confidence=confidence_of)
 
 
-def by_earlier_slots(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
+def by_earlier_slots(blocks: DraftedBlocks) -> list[int]:
     """Verify up to the first low confidence: slot k's own speaks of the tokens before it, so nothing looks ahead."""
-    assert confidence is not None
-    return (confidence > 0).long().cumprod(1).sum(1).tolist()
+    assert blocks.confidence is not None
+    return (blocks.confidence > 0.5).cumprod(axis=1).sum(axis=1).tolist()
 
 
 @pytest.mark.parametrize("policy", [verify_all, by_earlier_slots])
@@ -172,21 +174,21 @@ def test_filters_and_temperatures_mixed_in_one_batch_each_keep_their_own_law() -
 
 def accept_always(tokens: Tensor, *, draft: Tensor, target: Tensor, lengths: Tensor, numbers: Tensor) -> Verdict:
     rows = torch.arange(len(tokens))
-    return Verdict(lengths, target[rows, lengths])
+    return Verdict(lengths, target[rows, lengths.clamp(max=target.shape[1] - 1)])
 
 
 def no_residual(tokens: Tensor, *, draft: Tensor, target: Tensor, lengths: Tensor, numbers: Tensor) -> Verdict:
     """The right acceptance, but a rejected token is replaced by a sample of p_t instead of the residual."""
     verdict = engine_verify(tokens, draft=draft, target=target, lengths=lengths, numbers=numbers)
-    return Verdict(verdict.accepted, target[torch.arange(len(tokens)), verdict.accepted])
+    return Verdict(verdict.accepted, target[torch.arange(len(tokens)), verdict.accepted.clamp(max=target.shape[1] - 1)])
 
 
-engine_verify = engine_module.verify_sampled
+engine_verify = verification.verify_sampled
 
 
 @pytest.mark.parametrize("wrong", [accept_always, no_residual])
 def test_a_wrong_acceptance_is_found(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "verify_sampled", wrong)
+    monkeypatch.setattr(verification, "verify_sampled", wrong)
     found = answers(TableTarget(TARGET), drafter_of(random_table(9)))[0]
     assert p_value(found, table_law(TARGET, first=0)) < 1e-9
 
@@ -221,13 +223,13 @@ def test_the_counterexample_of_a_retrospective_schedule() -> None:
     def confidence(texts: list[Text]) -> list[float]:
         return [math.log(4) if len(text) == 2 else (math.log(9) if text[-1] == 0 else -20.0) for text in texts]
 
-    def retrospective(logits: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-        assert logits is not None
-        return (logits[:, 1] > 0).long().tolist()
+    def retrospective(blocks: DraftedBlocks) -> list[int]:
+        assert blocks.confidence is not None
+        return (blocks.confidence[:, 1] > 0.5).astype(int).tolist()
 
-    def admitted_by_itself(logits: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-        assert logits is not None
-        return (logits[:, 0] > 0).long().tolist()
+    def admitted_by_itself(blocks: DraftedBlocks) -> list[int]:
+        assert blocks.confidence is not None
+        return (blocks.confidence[:, 0] > 0.5).astype(int).tolist()
 
     drafter = ScriptedDrafter(table_draft(even), target=TableTarget(table), block_size=2, confidence=confidence)
     shares = {}
@@ -284,10 +286,11 @@ def test_a_random_drafter_keeps_the_law_of_a_tiny_target(
     drafter.eval().requires_grad_(False)
     lengths = Counter[int]()
 
-    def policy(confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-        chosen = [row % (block_size + 1) for row in range(num_requests)]
-        if confidence is not None:
-            chosen = by_earlier_slots((40 * confidence).sin(), num_requests, block_size)
+    def policy(blocks: DraftedBlocks) -> list[int]:
+        chosen = [row % (blocks.block_size + 1) for row in range(blocks.num_requests)]
+        if blocks.confidence is not None:
+            scattered = np.sin(500 * blocks.confidence) / 2 + 0.5
+            chosen = by_earlier_slots(replace(blocks, confidence=scattered))
         lengths.update(chosen)
         return chosen
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from draftsmith.decoding.engine import Engine, LengthPolicy, Request, verify_all
+from draftsmith.decoding.engine import Engine, Request
+from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.drafters.dspark import DSpark
 from draftsmith.drafters.registry import build_drafter, drafter_config, start_from_target
 from draftsmith.params import Sampling, load_params
@@ -59,8 +59,8 @@ def expected(real_target: Path, prompts: list[list[int]]) -> list[list[int]]:
     return [hugging_face_greedy(model, prompt, num=NUM_NEW) for prompt in prompts]
 
 
-def ragged(_confidence: Tensor | None, num_requests: int, block_size: int) -> list[int]:
-    return [(3 * row + 2) % (block_size + 1) for row in range(num_requests)]
+def ragged(blocks: DraftedBlocks) -> list[int]:
+    return [(3 * row + 2) % (blocks.block_size + 1) for row in range(blocks.num_requests)]
 
 
 @pytest.mark.parametrize(

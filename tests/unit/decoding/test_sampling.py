@@ -11,7 +11,7 @@ from scipy import stats
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftsmith.decoding import sampling
-from draftsmith.decoding.sampling import Purpose, draw, is_greedy, probabilities, uniforms
+from draftsmith.decoding.sampling import Purpose, SamplingGroups, draw, is_greedy, probabilities, uniforms
 from draftsmith.params import Sampling
 
 VOCAB = 40
@@ -28,7 +28,7 @@ def random_logits(rows: int, *, seed: int, vocab: int = VOCAB) -> torch.Tensor:
 def test_numbers_are_uniform(seeds: list[int]) -> None:
     rounds = [3] * 4000 if seeds == range(4000) else list(range(4000))
     for purpose, slot in itertools.product(Purpose, (0, 1, 63)):
-        numbers = uniforms(seeds, rounds=rounds, slot=slot, purpose=purpose)
+        numbers = uniforms(seeds, rounds=rounds, slots=(slot,), purpose=purpose)[:, 0]
         assert stats.kstest(numbers, "uniform").pvalue > 1e-3
 
 
@@ -37,7 +37,8 @@ def test_numbers_of_neighbours_are_independent() -> None:
     seeds, rounds = np.repeat(np.arange(70), 60).tolist(), np.tile(np.arange(60), 70).tolist()
 
     def numbers(slot: int, purpose: Purpose, *, later: int = 0, seed_step: int = 0) -> np.ndarray:
-        return uniforms([s + seed_step for s in seeds], rounds=[r + later for r in rounds], slot=slot, purpose=purpose)
+        moved = [s + seed_step for s in seeds]
+        return uniforms(moved, rounds=[r + later for r in rounds], slots=(slot,), purpose=purpose)[:, 0]
 
     first = numbers(0, Purpose.DRAFT)
     others = [
@@ -53,14 +54,14 @@ def test_numbers_of_neighbours_are_independent() -> None:
         cells = np.histogram2d(first, other, bins=8, range=[[0, 1], [0, 1]])[0].ravel()
         assert stats.chisquare(cells).pvalue > 1e-3
     every = np.concatenate(
-        [uniforms(range(50), rounds=[r] * 50, slot=s, purpose=p) for r in range(20) for s in range(8) for p in Purpose]
+        [uniforms(range(50), rounds=[r] * 50, slots=range(8), purpose=p) for r in range(20) for p in Purpose], axis=None
     )
     assert len(np.unique(every)) == len(every)
 
 
 def test_numbers_depend_on_nothing_else() -> None:
-    alone = uniforms([5], rounds=[9], slot=2, purpose=Purpose.ACCEPT)
-    among = uniforms([1, 5, 2**63], rounds=[0, 9, 4], slot=2, purpose=Purpose.ACCEPT)
+    alone = uniforms([5], rounds=[9], slots=(2,), purpose=Purpose.ACCEPT)[:, 0]
+    among = uniforms([1, 5, 2**63], rounds=[0, 9, 4], slots=(2,), purpose=Purpose.ACCEPT)[:, 0]
     assert alone[0] == among[1]
 
 
@@ -92,7 +93,7 @@ def test_the_smallest_and_the_largest_number_are_inside_zero_and_one(state: int)
     golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
     counter = 0 * 256 + 0 * 4 + int(Purpose.TARGET)
     seed = (unmixed((unmixed(state) - (counter + 1) * golden) & mask) - golden) & mask
-    number = uniforms([seed], rounds=[0], slot=0, purpose=Purpose.TARGET)
+    number = uniforms([seed], rounds=[0], slots=(0,), purpose=Purpose.TARGET)[:, 0]
     assert abs(number[0] - state / 2**64) < 1e-15
     assert 0.0 < number[0] < 1.0
     assert draw(torch.tensor([[0.5, 0.5, 0.0]]), numbers=number).tolist() == [round(state / 2**64)]
@@ -128,7 +129,7 @@ CHOICES = [
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_transforms_are_hugging_faces(choice: Sampling) -> None:
     logits = random_logits(50, seed=1)
-    got = probabilities(logits, samplings=[choice] * 50)
+    got = probabilities(logits, groups=SamplingGroups.make([choice] * 50))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), warped(logits, choice), rtol=1e-5, atol=1e-7)
 
@@ -138,7 +139,7 @@ def test_a_nucleus_beyond_the_first_candidates_is_the_same(monkeypatch: pytest.M
     monkeypatch.setattr(sampling, "NUCLEUS_CANDIDATES", 4)
     for top_p in (0.3, 0.9, 0.999):
         choice = Sampling(top_p=top_p)
-        got = probabilities(logits, samplings=[choice] * 30).double()
+        got = probabilities(logits, groups=SamplingGroups.make([choice] * 30)).double()
         torch.testing.assert_close(got, warped(logits, choice), rtol=1e-5, atol=1e-7)
 
 
@@ -150,14 +151,14 @@ def test_a_nucleus_by_hand() -> None:
         (0.81, [0, 0.526316, 0.157895, 0.315789]),
         (0.4, [0, 1, 0, 0]),
     ):
-        got = probabilities(logits, samplings=[Sampling(top_p=top_p)])
+        got = probabilities(logits, groups=SamplingGroups.make([Sampling(top_p=top_p)]))
         np.testing.assert_allclose(got[0].numpy(), expected, atol=1e-5)
 
 
 def test_rows_keep_their_own_sampling() -> None:
     logits = random_logits(6, seed=3)
     choices = [CHOICES[8], Sampling(temperature=0.0), CHOICES[1], CHOICES[8], Sampling(temperature=9e-6), CHOICES[6]]
-    got = probabilities(logits, samplings=choices)
+    got = probabilities(logits, groups=SamplingGroups.make(choices))
     for row, choice in enumerate(choices):
         if is_greedy(choice):
             expected = torch.nn.functional.one_hot(logits[row].argmax(), VOCAB).double()
@@ -191,7 +192,7 @@ def test_draws_are_numpys_inverse_cdf() -> None:
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
     law = torch.tensor([0.1, 0.0, 0.2, 0.65, 0.05])
-    numbers = uniforms(range(20000), rounds=[0] * 20000, slot=0, purpose=Purpose.TARGET)
+    numbers = uniforms(range(20000), rounds=[0] * 20000, slots=(0,), purpose=Purpose.TARGET)[:, 0]
     counts = np.bincount(draw(law.expand(20000, -1), numbers=numbers).numpy(), minlength=5)
     assert counts[1] == 0
     assert stats.chisquare(counts[[0, 2, 3, 4]], np.array([0.1, 0.2, 0.65, 0.05]) * 20000).pvalue > 1e-3
