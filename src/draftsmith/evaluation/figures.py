@@ -1,4 +1,4 @@
-"""Figures of evaluation and training: accepted length by benchmark, acceptance by position, loss curves."""
+"""Figures of evaluation and training, drawn from report bodies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.summary import KeyReports
+from draftsmith.evaluation.tables import benchmark_columns, temperatures
 from draftsmith.figures import new_figure
 
 GROUP_WIDTH = 0.8
@@ -27,11 +28,10 @@ class Curve:
 def accepted_length_figure(reports: Sequence[KeyReports], *, temperature: float) -> Figure:
     """Bars of accepted length (bonus included) by benchmark, one a key, with 95 % intervals; plain decoding is 1.
 
-    Where a benchmark was run at several batch sizes, the first one is drawn. Raises DraftsmithError if nothing was
-    evaluated at `temperature`.
+    Raises DraftsmithError if nothing was evaluated at `temperature`.
     """
     tables = _tables(reports, temperature=temperature)
-    benchmarks = list(dict.fromkeys(name for table in tables.values() for name in table))
+    benchmarks = list(benchmark_columns(_evaluated(reports, temperature=temperature), temperature=temperature))
     figure = new_figure(
         2.0 + 1.1 * len(benchmarks), height=4.0, title=f"Accepted length, bonus included (temperature {temperature:g})"
     )
@@ -59,7 +59,7 @@ def accepted_length_figure(reports: Sequence[KeyReports], *, temperature: float)
 def conditional_acceptance_figure(reports: Sequence[KeyReports], *, temperature: float) -> Figure:
     """Conditional acceptance over position, a panel a benchmark and a line a key, with 95 % intervals."""
     tables = _tables(reports, temperature=temperature)
-    benchmarks = list(dict.fromkeys(name for table in tables.values() for name in table))
+    benchmarks = list(benchmark_columns(_evaluated(reports, temperature=temperature), temperature=temperature))
     num_columns = min(len(benchmarks), 3)
     num_rows = -(-len(benchmarks) // num_columns)
     figure = new_figure(
@@ -96,6 +96,96 @@ def conditional_acceptance_figure(reports: Sequence[KeyReports], *, temperature:
     return figure
 
 
+def output_position_figure(reports: Sequence[KeyReports], *, temperature: float) -> Figure:
+    """Accepted length (bonus included) over the position in the answer at which rounds begin, a line a key.
+
+    Points stand at the middle of their bins on a logarithmic axis, with 95 % intervals over prompts.
+    """
+    figure = new_figure(6.0, height=3.6, title=f"Accepted length by output position (temperature {temperature:g})")
+    panel = figure.subplots()
+    for index, item in enumerate(_evaluated(reports, temperature=temperature)):
+        rows = [row for row in item["output_positions"] if row["temperature"] == temperature]
+        # Side by side, so that the intervals of two keys can be told apart.
+        places = [((row["first"] + row["last"] + 1) / 2) * 1.04**index for row in rows]
+        panel.plot(places, [row["accepted_length"] for row in rows], "o-", ms=3, color=f"C{index}", label=item["key"])
+        for place, row in zip(places, rows, strict=True):
+            if row["accepted_length_interval"] is not None:
+                panel.plot([place, place], row["accepted_length_interval"], color=f"C{index}", linewidth=1, alpha=0.5)
+    panel.set_xscale("log", base=2)
+    panel.set(xlabel="position of the round's first token in the answer", ylabel="tokens a round")
+    panel.legend(fontsize=7)
+    return figure
+
+
+def threshold_figure(reports: Sequence[KeyReports], *, temperature: float) -> Figure:
+    """What a static confidence threshold would do, a line a key with a confidence head: accepted (left, solid) and
+    rejected draft tokens a round (left, dashed), and the share accepted (right)."""
+    figure = new_figure(8.4, height=3.6, title=f"Verification by confidence threshold (temperature {temperature:g})")
+    counts, rates = figure.subplots(1, 2)
+    for index, item in enumerate(_evaluated(reports, temperature=temperature)):
+        rows = [row for row in item["thresholds"] if row["temperature"] == temperature]
+        if not rows:
+            continue
+        steps = [row["threshold"] for row in rows]
+        for name, style in (("accepted", "-"), ("rejected", "--")):
+            values = [row[name] / row["num_rounds"] for row in rows]
+            counts.plot(steps, values, style, color=f"C{index}", label=f"{item['key']}: {name}")
+        known = [row for row in rows if row["acceptance_rate"] is not None]
+        rates.plot(
+            [row["threshold"] for row in known],
+            [row["acceptance_rate"] for row in known],
+            color=f"C{index}",
+            label=item["key"],
+        )
+    counts.set(xlabel="threshold", ylabel="draft tokens a round")
+    rates.set(xlabel="threshold", ylabel="share of verified tokens accepted", ylim=(0, 1))
+    figure.legend(*counts.get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=2)
+    return figure
+
+
+def speed_figure(reports: Sequence[KeyReports]) -> Figure:
+    """Tokens per second by batch size, a panel a temperature and a line a key; plain decoding dashed.
+
+    Raises DraftsmithError if no speed was measured.
+    """
+    bodies = [item.evaluate for item in reports if item.evaluate is not None and item.evaluate["speed"]]
+    if not bodies:
+        raise DraftsmithError("no speed was measured", where="params.yaml: evaluate.speed")
+    found = sorted({row["temperature"] for body in bodies for row in body["speed"]})
+    figure = new_figure(4.2 * len(found), height=3.6, title="Speed by batch size")
+    panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    for panel, temperature in zip(panels, found, strict=True):
+        for index, body in enumerate(bodies):
+            rows = [row for row in body["speed"] if row["temperature"] == temperature]
+            rows.sort(key=lambda row: row["batch_size"])
+            sizes = [row["batch_size"] for row in rows]
+            for name, style, label in (("tokens_per_s", "o-", body["key"]), ("plain_tokens_per_s", "o--", "_plain")):
+                panel.plot(sizes, [row[name] for row in rows], style, ms=3, color=f"C{index}", label=label)
+        panel.plot([], [], "--", color="0.4", label="plain decoding, same run")
+        panel.set_xscale("log", base=2)
+        panel.set(xlabel="requests in flight", ylim=(0, None))
+        panel.set_title(f"temperature {temperature:g}", fontsize=9)
+    panels[0].set_ylabel("tokens per second")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=2)
+    return figure
+
+
+def evaluation_figures(body: Mapping[str, Any]) -> dict[str, Figure]:
+    """Every figure of one key by the name of its file."""
+    reports = [KeyReports(body["key"], None, None, body)]
+    found: dict[str, Figure] = {}
+    for temperature in temperatures([body]):
+        end = f"_t{temperature:g}.png"
+        found[f"acceptance{end}"] = conditional_acceptance_figure(reports, temperature=temperature)
+        found[f"accepted_length{end}"] = accepted_length_figure(reports, temperature=temperature)
+        found[f"output_position{end}"] = output_position_figure(reports, temperature=temperature)
+        if any(row["temperature"] == temperature for row in body["thresholds"]):
+            found[f"thresholds{end}"] = threshold_figure(reports, temperature=temperature)
+    if body["speed"]:
+        found["speed.png"] = speed_figure(reports)
+    return found
+
+
 def loss_figure(curves: Sequence[Curve], *, title: str) -> Figure:
     """Training curves over steps in one panel."""
     figure = new_figure(6.0, height=3.6, title=title)
@@ -108,12 +198,17 @@ def loss_figure(curves: Sequence[Curve], *, title: str) -> Figure:
 
 
 def _tables(reports: Sequence[KeyReports], *, temperature: float) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Per key with results at `temperature`: benchmark -> its first row."""
-    tables: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for item in reports:
-        for row in item.evaluate["rows"] if item.evaluate is not None else ():
-            if row["temperature"] == temperature:
-                tables.setdefault(item.key, {}).setdefault(row["benchmark"], row)
-    if not tables:
+    """Per key with results at `temperature`: benchmark -> its row."""
+    return {
+        body["key"]: {row["benchmark"]: row for row in body["rows"] if row["temperature"] == temperature}
+        for body in _evaluated(reports, temperature=temperature)
+    }
+
+
+def _evaluated(reports: Sequence[KeyReports], *, temperature: float) -> list[Mapping[str, Any]]:
+    """The bodies with rows at `temperature`; raises DraftsmithError if there is none."""
+    bodies = [item.evaluate for item in reports if item.evaluate is not None]
+    found = [body for body in bodies if any(row["temperature"] == temperature for row in body["rows"])]
+    if not found:
         raise DraftsmithError("nothing was evaluated at this temperature", got=temperature)
-    return tables
+    return found

@@ -8,6 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
+def evaluation_series(body: Mapping[str, Any]) -> dict[str, str]:
+    """Every series of one key by the name of its file; one without data has its head only."""
+    return {
+        "conditional_acceptance.csv": conditional_acceptance_csv(body),
+        "accepted_length.csv": accepted_length_csv(body),
+        "thresholds.csv": thresholds_csv(body),
+        "speed.csv": speed_csv(body),
+    }
+
+
 def conditional_acceptance_csv(body: Mapping[str, Any]) -> str:
     """One row a benchmark, temperature and position (from 1)."""
     names = ("benchmark", "temperature", "position", "conditional_acceptance", "low", "high", "num_conditional",

@@ -8,11 +8,11 @@ from typing import Any
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.bootstrap import Estimate
+from draftsmith.evaluation.compare import SETTINGS
+from draftsmith.evaluation.grid import MISSING, Grid, markdown
 from draftsmith.evaluation.paired import PromptCounts, mean_difference, mean_length
-from draftsmith.evaluation.summary import Grid
 
 SCHEMA_VERSION = 1
-MISSING = "-"
 MARK = "*"
 
 
@@ -86,14 +86,14 @@ def study_page(body: Mapping[str, Any]) -> str:
         "",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in body["rows"]):
-        parts += [f"## Accepted length at temperature {temperature:g}", "", table(length_grid(body, temperature))]
+        parts += [f"## Accepted length at temperature {temperature:g}", "", markdown(length_grid(body, temperature))]
         grid = difference_grid(body, temperature)
         if grid is not None:
             parts += [
                 f"Less that of {body['baseline']} on the same prompts. {MARK}: the interval excludes 0; "
                 "of twenty differences that are none, one is marked by chance.",
                 "",
-                table(grid),
+                markdown(grid),
             ]
     parts += [
         "## Conditional acceptance by position",
@@ -102,13 +102,13 @@ def study_page(body: Mapping[str, Any]) -> str:
         f"{'all ' if benchmarks > 1 else ''}{benchmarks} benchmark{'s' if benchmarks > 1 else ''} together. "
         "Few rounds get to the last positions: their numbers are in `study.json`.",
         "",
-        table(position_grid(body)),
+        markdown(position_grid(body)),
         "## Training",
         "",
         "Parameters: the drafter's own, without the target's embedding and head. Expected length: what training "
         "expects at temperature 1 on held-out answers.",
         "",
-        table(training_grid(body)),
+        markdown(training_grid(body)),
     ]
     if body["missing"]:
         failed = ", ".join(f"{item['drafter']} ({item['stage']} failed)" for item in body["missing"])
@@ -169,22 +169,13 @@ def training_grid(body: Mapping[str, Any]) -> Grid:
     return Grid(("drafter", "K", "parameters", "steps", "epochs", "seconds", "expected length"), tuple(rows))
 
 
-def table(grid: Grid) -> str:
-    """The grid as a Markdown table whose columns line up in a terminal too."""
-    lines = [grid.headers, *grid.rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(grid.headers))]
-    head, *rest = [" | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
-    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
-    return "\n".join([f"| {head} |", f"|{rule}|", *(f"| {text} |" for text in rest)]) + "\n"
-
-
 def _check_equal(runs: Sequence[StudyRun]) -> None:
     """Raises DraftsmithError where runs cannot stand in one table."""
     if not runs:
         raise DraftsmithError("a study without any finished run")
     for name, values in (
         *((name, [run.train[name] for run in runs]) for name in ("steps", "num_samples", "num_supervised_tokens")),
-        ("max_new_tokens", [run.evaluate["max_new_tokens"] for run in runs]),
+        *((name, [run.evaluate[name] for run in runs]) for name in SETTINGS),
         ("benchmarks", [_settings(run) for run in runs]),
     ):
         different = next((index for index, value in enumerate(values) if value != values[0]), None)
