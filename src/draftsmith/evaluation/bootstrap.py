@@ -119,11 +119,11 @@ def student_two_sided(t: float, *, degrees: float) -> float:
 
 def student_quantile(level: float, *, degrees: float) -> float:
     """Quantile of Student's t above the median, by bisection of `student_two_sided`."""
+    wanted = 2 * (1 - level) * _cosine_integral(0.0, degrees - 1)
     low, high = 0.0, np.pi / 2
-    for _ in range(60):
+    for _ in range(50):
         middle = (low + high) / 2
-        above = _cosine_integral(middle, degrees - 1) / _cosine_integral(0.0, degrees - 1)
-        low, high = (middle, high) if above > 2 * (1 - level) else (low, middle)
+        low, high = (middle, high) if _cosine_integral(middle, degrees - 1) > wanted else (low, middle)
     return float(np.sqrt(degrees) * np.tan((low + high) / 2))
 
 

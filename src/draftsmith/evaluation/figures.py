@@ -103,8 +103,10 @@ def output_position_figure(reports: Sequence[KeyReports], *, temperature: float)
     """
     figure = new_figure(6.0, height=3.6, title=f"Accepted length by output position (temperature {temperature:g})")
     panel = figure.subplots()
+    bins: dict[tuple[int, int], None] = {}
     for index, item in enumerate(_evaluated(reports, temperature=temperature)):
         rows = [row for row in item["output_positions"] if row["temperature"] == temperature]
+        bins |= dict.fromkeys((row["first"], row["last"]) for row in rows)
         # Side by side, so that the intervals of two keys can be told apart.
         places = [((row["first"] + row["last"] + 1) / 2) * 1.04**index for row in rows]
         panel.plot(places, [row["accepted_length"] for row in rows], "o-", ms=3, color=f"C{index}", label=item["key"])
@@ -112,7 +114,9 @@ def output_position_figure(reports: Sequence[KeyReports], *, temperature: float)
             if row["accepted_length_interval"] is not None:
                 panel.plot([place, place], row["accepted_length_interval"], color=f"C{index}", linewidth=1, alpha=0.5)
     panel.set_xscale("log", base=2)
-    panel.set(xlabel="position of the round's first token in the answer", ylabel="tokens a round")
+    panel.set_xticks([(first + last + 1) / 2 for first, last in bins], [f"{first}-{last}" for first, last in bins])
+    panel.minorticks_off()
+    panel.set(xlabel="position in the answer at which a round begins", ylabel="tokens a round")
     panel.legend(fontsize=7)
     return figure
 
@@ -158,11 +162,21 @@ def speed_figure(reports: Sequence[KeyReports]) -> Figure:
         for index, body in enumerate(bodies):
             rows = [row for row in body["speed"] if row["temperature"] == temperature]
             rows.sort(key=lambda row: row["batch_size"])
-            sizes = [row["batch_size"] for row in rows]
-            for name, style, label in (("tokens_per_s", "o-", body["key"]), ("plain_tokens_per_s", "o--", "_plain")):
-                panel.plot(sizes, [row[name] for row in rows], style, ms=3, color=f"C{index}", label=label)
+            lines = (("tokens_per_s", "o-", body["key"]), ("plain_tokens_per_s", "o--", "_plain"))
+            for name, style, label in lines:
+                panel.plot(
+                    [row["batch_size"] for row in rows],
+                    [row[name] for row in rows],
+                    style,
+                    ms=3,
+                    color=f"C{index}",
+                    label=label,
+                )
         panel.plot([], [], "--", color="0.4", label="plain decoding, same run")
+        sizes = sorted({row["batch_size"] for body in bodies for row in body["speed"]})
         panel.set_xscale("log", base=2)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
         panel.set(xlabel="requests in flight", ylim=(0, None))
         panel.set_title(f"temperature {temperature:g}", fontsize=9)
     panels[0].set_ylabel("tokens per second")

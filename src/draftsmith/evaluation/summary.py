@@ -34,7 +34,7 @@ from draftsmith.evaluation.tables import (
 from draftsmith.paths import Workspace
 
 __all__ = [
-    "Grid", "KeyReports", "drafter_grid", "evaluation_page", "load_reports", "markdown_page", "method_grid",
+    "Grid", "KeyReports", "drafter_grid", "evaluation_markdown", "load_reports", "markdown_page", "method_grid",
     "read_report", "speed_summary_grid", "summary",
 ]  # fmt: skip
 
@@ -108,7 +108,7 @@ def markdown_page(reports: Sequence[KeyReports]) -> str:
     )
 
 
-def evaluation_page(body: Mapping[str, Any]) -> str:
+def evaluation_markdown(body: Mapping[str, Any]) -> str:
     """reports/<key>/evaluate.md: everything that evaluate.json says of one key, in tables."""
     drafter = body["drafter"]
     parts = [
