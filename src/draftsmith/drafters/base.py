@@ -107,6 +107,14 @@ class Drafter(nn.Module, ABC):
         self.shared = shared
 
     @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
     def reads_last_hidden(self) -> bool:
         """Whether the drafter reads the target's last hidden state of every token: the cache must keep all of them."""
         return self.config.kind in LAST_HIDDEN_KINDS

@@ -74,12 +74,11 @@ class DFlash(Drafter):
         return self.hard_losses(self.slot_states(batch).flatten(0, 1)[batch.slot_index], batch=batch, weights=weights)
 
     def new_rows(self) -> KeyValueRows:
-        weight = self.fc.weight
-        return KeyValueRows(self.config.num_layers, dtype=weight.dtype, device=weight.device)
+        return KeyValueRows(self.config.num_layers, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def observe(self, observation: Observation, *, rows: KeyValueRows) -> None:
-        context = self.hidden_norm(self.fc(observation.captured.flatten(-2).to(self.fc.weight.dtype)))
+        context = self.hidden_norm(self.fc(observation.captured.flatten(-2).to(self.dtype)))
         cos, sin = self.rope(observation.batch.positions)
         for index, layer in enumerate(self.draft_layers):
             keys, values = layer.self_attn.keys_values(context, cos=cos, sin=sin)
@@ -100,7 +99,7 @@ class DFlash(Drafter):
         )
         ids = torch.full((len(positions), size), self.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
-        x = self.shared.embed(ids.flatten()).to(self.fc.weight.dtype)
+        x = self.shared.embed(ids.flatten()).to(self.dtype)
         rope = self.rope(batch.positions)
         for index, layer in enumerate(self.draft_layers):
             x = layer.decode(x, layer=index, rows=rows, batch=batch, rope=rope)

@@ -122,12 +122,12 @@ class Eagle3(Drafter):
         )
 
     def new_rows(self) -> PairRows:
-        weight = self.fc.weight
-        return PairRows(1, hidden_size=self.config.geometry.hidden_size, dtype=weight.dtype, device=weight.device)
+        hidden_size = self.config.geometry.hidden_size
+        return PairRows(1, hidden_size=hidden_size, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def observe(self, observation: Observation, *, rows: PairRows) -> None:
-        features = self.fc(observation.captured.flatten(-2).to(self.fc.weight.dtype))
+        features = self.fc(observation.captured.flatten(-2).to(self.dtype))
         pairs = rows.complete(features, ids=observation.token_ids, batch=observation.batch)
         if pairs is not None:
             cos, sin = self.rope(pairs.batch.positions)

@@ -46,7 +46,7 @@ class Mtp1(Drafter):
 
     def rows_of(self, ids: Tensor, *, states: Tensor) -> Tensor:
         """ids [...] of the next tokens, last hidden states [..., D] -> what the layer reads, [..., D]."""
-        states = states.to(self.input_proj.weight.dtype)
+        states = states.to(self.dtype)
         embedded = self.token_layernorm(self.shared.embed(ids).to(states.dtype))
         return self.input_proj(torch.cat((embedded, self.hidden_layernorm(states)), dim=-1))
 
@@ -74,12 +74,12 @@ class Mtp1(Drafter):
         return self.hard_losses(self.slot_states(batch).flatten(0, 1)[batch.slot_index], batch=batch, weights=weights)
 
     def new_rows(self) -> PairRows:
-        weight = self.input_proj.weight
-        return PairRows(1, hidden_size=self.config.geometry.hidden_size, dtype=weight.dtype, device=weight.device)
+        hidden_size = self.config.geometry.hidden_size
+        return PairRows(1, hidden_size=hidden_size, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def observe(self, observation: Observation, *, rows: PairRows) -> None:
-        states = observation.last_hidden.to(self.input_proj.weight.dtype)
+        states = observation.last_hidden.to(self.dtype)
         pairs = rows.complete(states, ids=observation.token_ids, batch=observation.batch)
         if pairs is not None:
             cos, sin = self.rope(pairs.batch.positions)

@@ -23,6 +23,7 @@ from draftsmith.drafters.weights import WEIGHTS_NAME, check_same, check_weights,
 from draftsmith.errors import ContractError, ParamsError, TargetError
 from draftsmith.manifest import write_bytes, write_json
 from draftsmith.nn.layers import LayerGeometry
+from draftsmith.nn.packed import pack_linears
 from draftsmith.nn.rope import Rope
 from draftsmith.params import Drafter as DrafterRow
 from draftsmith.params import Target as TargetRow
@@ -228,7 +229,9 @@ def load_drafter(folder: Path, *, target_folder: Path, shared: SharedWeights, dt
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
-    return drafter.to(shared.head.device, dtype).eval().requires_grad_(False)
+    drafter.to(shared.head.device, dtype).eval().requires_grad_(False)
+    pack_linears(drafter)
+    return drafter
 
 
 def check_target(config: DrafterConfig, *, target_folder: Path, shared: SharedWeights, where: str) -> None:
