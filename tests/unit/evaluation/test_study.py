@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from draftsmith.decoding.rounds import Generation, Round
 from draftsmith.errors import DraftsmithError
-from draftsmith.evaluation.accepted_length import measure_accepted_length
-from draftsmith.evaluation.report import evaluation_body, evaluation_row
-from draftsmith.evaluation.study import Missing, StudyRun, study_body, study_page, table
+from draftsmith.evaluation.study import Missing, StudyRun, study_body, study_page
 from draftsmith.evaluation.study_figure import study_figure
-from draftsmith.evaluation.summary import Grid
+from tests.unit.evaluation.evaluations import body_of_lengths
 
 RECIPE = {"steps": 150, "global_batch": 6, "seed": 4}
 DATA = {"target": "tiny", "cache": "cache/tiny-12345678"}
@@ -31,30 +28,7 @@ LENGTHS: dict[str, dict[str, list[list[int]]]] = {
 BLOCK_SIZES = {"first": 2, "second": 2, "single": 1}
 
 
-def report_row(drafter: str, benchmark: str, temperature: float) -> dict[str, Any]:
-    size = BLOCK_SIZES[drafter]
-    generations = [
-        Generation(
-            f"{benchmark}/{index}", (1,), (), "length", tuple(Round(0, size, n, n + 1, False, False) for n in rounds)
-        )
-        for index, rounds in enumerate(LENGTHS[drafter][benchmark])
-    ]
-    return evaluation_row(
-        measure_accepted_length(generations, block_size=size, seed=0),
-        benchmark=benchmark,
-        domain="math" if benchmark == "gsm8k" else "chat",
-        temperature=temperature,
-        batch_size=16,
-        cap=4,
-        reference_count=500,
-        tokens_per_s=60.0,
-        plain_tokens_per_s=40.0,
-        identical_to_plain=1.0 if temperature == 0 else None,
-    )
-
-
 def study_run(drafter: str) -> StudyRun:
-    rows = [report_row(drafter, name, temperature) for temperature in (0.0, 1.0) for name in ("gsm8k", "mt_bench")]
     key = f"{drafter}-tiny-study"
     return StudyRun(
         drafter,
@@ -68,8 +42,8 @@ def study_run(drafter: str) -> StudyRun:
             "seconds": 61.4,
             "expected_accepted_length": 1.4567,
         },
-        evaluate=evaluation_body(
-            rows, key=key, block_size=BLOCK_SIZES[drafter], max_new_tokens=64, seed=6, machine="2 x CPU"
+        evaluate=body_of_lengths(
+            key, LENGTHS[drafter], temperatures=(0.0, 1.0), block_size=BLOCK_SIZES[drafter], max_new_tokens=64
         ),
     )
 
@@ -205,13 +179,12 @@ def test_unequal_runs_are_refused() -> None:
     other = StudyRun("second", "k", "dspark", runs[1].train, evaluate)
     with pytest.raises(DraftsmithError, match="differ in benchmarks"):
         study_body([runs[0], other], baseline="first", missing=[], data=DATA, recipe=RECIPE, provenance={}, seed=0)
+    for field, value in (("target", "large"), ("dtype", "bfloat16"), ("max_new_tokens", 4)):
+        other = StudyRun("second", "k", "dspark", runs[1].train, {**runs[1].evaluate, field: value})
+        with pytest.raises(DraftsmithError, match=f"second and first differ in {field}.*got {value}"):
+            study_body([runs[0], other], baseline="first", missing=[], data=DATA, recipe=RECIPE, provenance={}, seed=0)
     with pytest.raises(DraftsmithError, match="without any finished run"):
         study_body([], baseline="first", missing=[], data=DATA, recipe=RECIPE, provenance={}, seed=0)
-
-
-def test_tables_line_up() -> None:
-    text = table(Grid(("name", "n"), (("a", "1.25"), ("longer", "-"))))
-    assert text == "| name   |    n |\n|--------|-----:|\n| a      | 1.25 |\n| longer |    - |\n"
 
 
 def test_the_figure_has_a_panel_a_benchmark_and_temperature() -> None:
