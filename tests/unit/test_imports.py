@@ -25,7 +25,7 @@ LEVELS = (
     ("training", "decoding"),
     ("calibration", "evaluation", "serving"),
     ("jobs",),
-    ("cli",),
+    ("cli", "cli_options", "cli_cache", "cli_evaluate"),
 )  # fmt: skip
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 BASE = LEVELS[0]
