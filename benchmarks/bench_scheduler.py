@@ -4,6 +4,7 @@ From a step's confidences [R, 7] to lengths, as the policies do it, on one core.
 asynchronous scheduler as one would write them down first, in plain Python on lists; both must give the same lengths.
 The table has a point for every N, a step's time is affine in N, and Algorithm 1 admits some half of the tokens. In each
 step one request in 64 leaves and another comes. A figure is the least of many steps, each of other confidences.
+Memory is as in a process that has been at work: what arrays of such a size free stays with it (`settle_memory`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ GROWTH_BOUND = "<= 1.25"
 NUM_STEPS, NUM_COMPARED, NUM_FIRST = 48, 6, 2
 LEAVE = 64
 """One request in so many leaves in a step."""
+
+LARGE = 4_000_000
 
 Rows = list[list[float]]
 
@@ -140,6 +143,15 @@ def least_us(begin: Callable[[], Callable[[Step], Sequence[int]]], steps: Sequen
     return best * 1e6
 
 
+def settle_memory() -> None:
+    """Free one large array: from then on glibc gives memory of such sizes back to the system no more.
+
+    Otherwise each decision for 8,192 requests maps its arrays anew, and most of its time are page faults.
+    """
+    array = np.ones(LARGE)
+    del array
+
+
 def measure(name: str, num_requests: int, *, rounds: int) -> tuple[float, float, float]:
     """Microseconds of a decision, ours and in plain Python, and the share of tokens that are admitted."""
     table, steps = affine_table(num_requests), draw_steps(num_requests, count=NUM_STEPS)
@@ -162,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40, help="rounds over the steps")
     options = parser.parse_args()
+    settle_memory()
     for name, limit in LIMIT_US.items():
         ours, plain, share = measure(name, NUM_REQUESTS, rounds=options.rounds)
         many, _, many_share = measure(name, MANY_REQUESTS, rounds=max(1, options.rounds // 8))
