@@ -13,7 +13,7 @@ import click
 
 from draftsmith import __version__
 from draftsmith.cli_cache import cache, plan
-from draftsmith.cli_evaluate import benchmarks, compare, evaluate
+from draftsmith.cli_evaluate import benchmarks, compare, evaluate, report
 from draftsmith.cli_options import KEY, TARGET, open_workspace
 from draftsmith.errors import DraftsmithError, MachineError, StoreError
 
@@ -30,7 +30,7 @@ def cli() -> None:
     """From a target model to a trained, calibrated and evaluated drafter for speculative decoding."""
 
 
-for command in (plan, cache, evaluate, benchmarks, compare):
+for command in (plan, cache, evaluate, benchmarks, compare, report):
     cli.add_command(command)
 
 

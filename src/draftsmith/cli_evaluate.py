@@ -14,6 +14,7 @@ from draftsmith.paths import Workspace
 
 @click.command()
 @click.option("--key", help="A row of `runs` in params.yaml: everything else is in its row.")
+@click.option("--slice", "part", metavar="I/N", help="With --key: only decode cells i, i+n, ...; no report.")
 @click.option("--drafter", type=click.Path(path_type=Path), help="A drafter's folder.")
 @click.option("--target", type=click.Path(path_type=Path), help="A target's Hugging Face folder.")
 @click.option(
@@ -29,7 +30,7 @@ from draftsmith.paths import Workspace
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--system-prompt", help="Default: the one that the drafter was made with.")
 @click.pass_context
-def evaluate(context: click.Context, /, key: str | None, **options: Any) -> None:
+def evaluate(context: click.Context, /, key: str | None, part: str | None, **options: Any) -> None:
     """Stage evaluate@KEY: speculative against plain decoding on the benchmarks; or any drafter on any prompts.
 
     Without --key, from any folder: --drafter DIR --target DIR --prompts FILE --out FILE.
@@ -41,9 +42,12 @@ def evaluate(context: click.Context, /, key: str | None, **options: Any) -> None
             raise click.UsageError(f"--key takes its settings from params.yaml and goes without {told}")
         opened = open_workspace(key=key)
         from draftsmith.jobs import evaluate as job
+        from draftsmith.jobs.cache import parse_slice
 
-        job.run(*opened, key)
+        job.run(*opened, key, part=parse_slice(part))
         return
+    if part is not None:
+        raise click.UsageError("--slice cuts the evaluation of a --key")
     missing = [f"--{name}" for name in ("drafter", "target", "prompts", "out") if options[name] is None]
     if missing:
         raise click.UsageError(f"either --key, or --drafter, --target, --prompts and --out: no {', '.join(missing)}")
@@ -59,6 +63,16 @@ def benchmarks() -> None:
     from draftsmith.jobs import benchmarks as job
 
     click.echo(job.run(*opened))
+
+
+@click.command()
+def report() -> None:
+    """All runs side by side, from the reports that are there: reports/comparison.md and comparison.html."""
+    opened = open_workspace()
+    from draftsmith.jobs import line
+
+    for path in line.write_comparison(*opened):
+        click.echo(path)
 
 
 @click.command()

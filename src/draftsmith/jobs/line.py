@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftsmith.errors import DraftsmithError
+from draftsmith.evaluation.page import PageInput, evaluation_page
 from draftsmith.evaluation.summary import load_reports, markdown_page
 from draftsmith.jobs.stores import workspace_store
 from draftsmith.manifest import Manifest, write_bytes
@@ -73,7 +76,33 @@ def rewritten_files(workspace: Workspace, before: dict[str, bytes]) -> list[str]
     return sorted(name for name, data in before.items() if name in after and after[name] != data)
 
 
-def write_comparison(workspace: Workspace, params: Params) -> None:
-    """reports/comparison.md: all runs of params.yaml side by side."""
-    page = markdown_page(load_reports(workspace, keys=list(params.runs)))
-    write_bytes(workspace.root / "reports" / "comparison.md", page.encode())
+def write_comparison(workspace: Workspace, params: Params) -> list[Path]:
+    """reports/comparison.md and, of the runs that are evaluated, comparison.html: all of params.yaml side by side.
+
+    Raises DraftsmithError for a report that cannot be used.
+    """
+    folder = workspace.root / "reports"
+    reports = load_reports(workspace, keys=list(params.runs))
+    write_bytes(folder / "comparison.md", markdown_page(reports).encode())
+    written = [folder / "comparison.md"]
+    inputs = [
+        PageInput(item.evaluate, _samples(workspace.report_dir(item.key) / "samples.json"))
+        for item in reports
+        if item.evaluate is not None
+    ]
+    if inputs:
+        write_bytes(folder / "comparison.html", evaluation_page(inputs, title="Drafters side by side").encode())
+        written.append(folder / "comparison.html")
+    return written
+
+
+def _samples(path: Path) -> Any:
+    """The body of samples.json; None where there is none (it is not in git, `dvc pull` or the stage brings it)."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise DraftsmithError(
+            "a report is not JSON", expected="run the evaluate stage again", where=str(path)
+        ) from None
