@@ -14,8 +14,8 @@ class Decoded:
     """One benchmark at one temperature: each answer by speculative and by plain decoding of the same request.
 
     Both tuples hold the same request ids (`<benchmark>/<row>/t<turn>`), in the order of prompts, then turns. Wall times
-    are seconds of the engine at `batch_size`, prefill included. Both are None where one says nothing about the other:
-    where some of the answers were decoded at another batch size, or on another machine plainly than speculatively.
+    are seconds of the engine on this machine at `batch_size`, prefill included. Both are None if some of the answers,
+    of either tuple, were decoded on another machine or at another batch size.
     """
 
     benchmark: str
