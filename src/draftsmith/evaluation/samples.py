@@ -88,7 +88,7 @@ def _tokens(generation: Generation, decode: Decode) -> list[dict[str, Any]]:
             confidence = confidences[slot] if slot < len(confidences) else None
             if slot < item.committed_draft:
                 tokens.append(_token(text, "drafted", index, confidence))
-            elif item.accepted == item.counted:
+            elif item.accepted == item.verified:
                 tokens.append(_token(text, "bonus", index))
             else:
                 rejected = None

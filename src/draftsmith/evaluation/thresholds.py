@@ -33,10 +33,10 @@ def threshold_sweep(rounds: Iterable[Round], *, block_size: int) -> list[dict[st
         for item, values in zip(whole, confidences, strict=True):
             length = next((slot for slot, value in enumerate(values) if value < threshold), block_size)
             kept = min(item.accepted, length)
-            ends = item.ended and item.accepted <= length
             verified += min(length, item.counted)
             accepted += kept
-            committed += min(item.committed, kept if ends else kept + 1)
+            # The bonus token or the correction comes after those kept, unless the round itself had no room for one.
+            committed += min(item.committed, kept + 1)
         rows.append(
             {
                 "threshold": threshold,

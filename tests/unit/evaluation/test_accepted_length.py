@@ -164,6 +164,11 @@ def test_interval_agrees_with_scipys_bootstrap() -> None:
     assert measured.accepted_length_interval == pytest.approx((reference.low, reference.high), abs=0.02)
     low, high = measured.accepted_length_without_bonus_interval or (0.0, 0.0)
     assert (low + 1, high + 1) == pytest.approx(measured.accepted_length_interval, abs=1e-12)
+    macro = bootstrap(
+        (committed / rounds,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(3)
+    ).confidence_interval
+    assert measured.accepted_length_macro_interval == pytest.approx((macro.low, macro.high), abs=0.02)
+    assert abs(macro.high - reference.high) > 0.03, "micro and macro differ"
 
 
 def test_intervals_are_reproducible() -> None:

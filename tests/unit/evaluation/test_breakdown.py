@@ -63,9 +63,10 @@ def test_bins_double() -> None:
 
 
 def test_output_positions_by_hand() -> None:
-    # Rounds begin at 0, 4, 8, 12 | 16 | 18 of answer a, and at 0 | of b; the round at 16 accepts one and the last none.
+    # Rounds begin at 0, 4, 8, 12 | 16, 18 of answer a, and at 0 of b; the one at 18 accepts three and has room for two.
+    last = make_round(3, committed=2, cut=True)
     answers = [
-        make_generation("a", [*(make_round(3) for _ in range(4)), make_round(1), make_round(0)]),
+        make_generation("a", [*(make_round(3) for _ in range(4)), make_round(1), last]),
         make_generation("b", [make_round(1)]),
     ]
     near, far = by_output_position(answers, seed=0)
@@ -74,8 +75,8 @@ def test_output_positions_by_hand() -> None:
     assert near["accepted_length_macro"] == pytest.approx((4 + 2) / 2)
     assert near["accepted_length_interval"] == [2.0, 4.0]
     assert (far["first"], far["last"], far["num_rounds"]) == (16, 31, 2)
-    assert far["accepted_length"] == pytest.approx((2 + 1) / 2)
-    assert far["accepted_length_without_bonus"] == pytest.approx(1 / 2)
+    assert far["accepted_length"] == pytest.approx((2 + 2) / 2)
+    assert far["accepted_length_without_bonus"] == pytest.approx((1 + 2) / 2)
     assert far["accepted_length_interval"] is None  # one prompt
 
 

@@ -81,10 +81,13 @@ def test_a_row_by_hand(body: dict[str, Any]) -> None:
 
 def test_only_greedy_answers_are_compared_with_plain_decoding() -> None:
     greedy = make_decoded("gsm8k", [[1], [1]])
-    other = replace(greedy.plain[0], token_ids=(9, *greedy.plain[0].token_ids[1:]))
+    other = replace(greedy.plain[0], token_ids=(9, 9, *greedy.plain[0].token_ids[1:]))
     greedy = replace(greedy, plain=(other, greedy.plain[1]))
-    rows = body_of("k", [greedy, replace(greedy, temperature=1.0)])["rows"]
-    assert [row["identical_to_plain"] for row in rows] == [0.5, None]
+    body = body_of("k", [greedy, replace(greedy, temperature=1.0)])
+    assert [row["identical_to_plain"] for row in body["rows"]] == [0.5, None]
+    # Lengths are those of the answers; each side's speed counts its own tokens: 6 in 1 s, 7 in 2 s.
+    assert body["answer_lengths"][0]["lengths"] == [3, 3]
+    assert [body["rows"][0][name] for name in ("tokens_per_s", "plain_tokens_per_s")] == [6.0, 3.5]
 
 
 def test_wall_times_that_cannot_be_compared_are_null() -> None:
@@ -93,14 +96,18 @@ def test_wall_times_that_cannot_be_compared_are_null() -> None:
 
 
 def test_cut_and_ended_rounds_are_counted() -> None:
-    rounds = [make_round(2, verified=2, ended=True), make_round(2, verified=2, committed=1, cut=True), make_round(0)]
+    rounds = [
+        make_round(0),
+        make_round(2, verified=2, committed=1, cut=True),
+        *(make_round(2, verified=2, ended=True) for _ in range(2)),
+    ]
     answers = (make_generation("gsm8k/0/t0", rounds), make_generation("gsm8k/1/t0", []))
     item = replace(make_decoded("gsm8k", []), generations=answers, plain=answers)
     [row] = body_of("k", [item])["rows"]
-    assert (row["num_cut_rounds"], row["num_ended_rounds"]) == (1, 1)
-    assert (row["share_cut"], row["share_ended"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert (row["num_prompts"], row["num_prompts_without_rounds"], row["num_tokens"]) == (2, 1, 2 + 1 + 1 + 1 + 1)
-    assert row["accepted_length"] == pytest.approx((2 + 1 + 1) / 3)
+    assert (row["num_cut_rounds"], row["num_ended_rounds"]) == (1, 2)
+    assert (row["share_cut"], row["share_ended"]) == (1 / 4, 2 / 4)
+    assert (row["num_prompts"], row["num_prompts_without_rounds"], row["num_tokens"]) == (2, 1, 1 + 1 + 2 + 2 + 2)
+    assert row["accepted_length"] == pytest.approx((1 + 1 + 2 + 2) / 4)
 
 
 def test_groups(body: dict[str, Any]) -> None:

@@ -59,6 +59,12 @@ def test_bytes_that_are_no_text_stay_in_the_text() -> None:
     assert (pieces[0], pieces[2], pieces[4][-1]) == ("a", "b", "c")
 
 
+def test_a_decoder_that_takes_text_back() -> None:
+    """Cleaning decoders may: what was shown stays shown, and the next token adds what is beyond it."""
+    texts = ["", "ab", "a", "abc", "abcd"]
+    assert text_pieces([0, 1, 2, 3], lambda ids: texts[len(ids)]) == ["ab", "", "c", "d"]
+
+
 def test_tokens_without_text_have_none() -> None:
     assert text_pieces([0x61, END], decode_bytes) == ["a", ""]
     assert text_pieces([], decode_bytes) == []
