@@ -40,7 +40,7 @@ def normalised(turns: Sequence[str]) -> str:
 class BenchmarkIndex:
     """Word shingles of all benchmark prompts, to be asked whether a prompt comes from one of them.
 
-    Two prompts are equal if their turns, or any single turn of one and of the other, are `normalised` to the same text.
+    Two prompts are equal if a turn of the one and a turn of the other are `normalised` to the same text.
     They are near if they share at least `MIN_SHARED` shingles (runs of five words, digits evened out), and these are at
     least half of the shingles of the smaller of the two. Shingles that more than `COMMON_IN` benchmark prompts hold do
     not count. Both relations are symmetric.
@@ -56,7 +56,7 @@ class BenchmarkIndex:
         folded = [[_folded(turn) for turn in turns] for turns in self._numbers]
         self._equal: dict[str, list[int]] = {}
         for index, texts in enumerate(folded):
-            for key in _keys(texts):
+            for key in {_evened(text) for text in texts}:
                 self._equal.setdefault(key, []).append(index)
         raw = [_shingles(texts) for texts in folded]
         holders = Counter(shingle for shingles in raw for shingle in shingles)
@@ -82,8 +82,8 @@ class BenchmarkIndex:
             for index, count in shared.items():
                 if count >= MIN_SHARED and count >= NEAR_SHARE * min(size, self._sizes[index]):
                     found[index] = "near"
-        for key in _keys(texts):
-            found.update(dict.fromkeys(self._equal.get(key, ()), "equal to"))
+        for text in texts:
+            found.update(dict.fromkeys(self._equal.get(_evened(text), ()), "equal to"))
         return found
 
     def problem(self, turns: Sequence[str]) -> str | None:
@@ -107,7 +107,7 @@ def contaminated(
     found: dict[int, Likeness] = {}
     for turns in training:
         for number, likeness in index.matches(turns).items():
-            found[number] = min(likeness, found.get(number, likeness))
+            found[number] = min(likeness, found.get(number, likeness))  # "equal to" is the lesser word
     numbers = {prompt.id: index.number(prompt.turns) for prompt in prompts}
     return {name: f"{found[number]} a training prompt" for name, number in numbers.items() if number in found}
 
@@ -118,12 +118,6 @@ def _folded(text: str) -> str:
 
 def _evened(folded: str) -> str:
     return " ".join(_TOKEN.findall(folded)).rstrip(" .!?")
-
-
-def _keys(folded: Sequence[str]) -> set[str]:
-    """What makes turns equal to others: all of them, and each on its own."""
-    single = [_evened(text) for text in folded]
-    return {"\n".join(single), *single}
 
 
 def _shingles(folded: Sequence[str]) -> set[str]:

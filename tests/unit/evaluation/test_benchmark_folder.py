@@ -57,6 +57,13 @@ def test_forms_of_a_file(tmp_path: Path, data: bytes) -> None:
     assert load(tmp_path, data) == FOUND
 
 
+def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
+    """Other line ends of Unicode may stand inside a JSON string as they are."""
+    text = "one\u2028two\x85three"
+    data = json.dumps({"turns": [text]}, ensure_ascii=False).encode()
+    assert load(tmp_path, data) == [("gsm8k/0", (text,))]
+
+
 def test_a_gzipped_file(tmp_path: Path) -> None:
     assert load(tmp_path, gzip.compress(GOOD.encode()), file="gsm8k.jsonl.gz") == FOUND
 
@@ -110,12 +117,15 @@ def test_a_ragged_file_is_refused_with_the_line(tmp_path: Path, data: bytes, mes
         load(tmp_path, data, cap=1)
 
 
+WHOLE = gzip.compress(GOOD.encode() * 9)
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-12], lambda data: b"no gzip", lambda data: data[:20] + b"\xff" * 9]
+    "data", [WHOLE[:-12], b"no gzip", WHOLE[:10] + b"\xff" + WHOLE[11:]], ids=["cut", "text", "broken"]
 )
-def test_a_damaged_gzip_is_refused(tmp_path: Path, damage: object) -> None:
+def test_a_damaged_gzip_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(PromptError, match=r"not whole gzip.*gsm8k\.jsonl\.gz"):
-        load(tmp_path, damage(gzip.compress(GOOD.encode() * 9)), file="gsm8k.jsonl.gz")  # type: ignore[operator]
+        load(tmp_path, data, file="gsm8k.jsonl.gz")
 
 
 def test_a_missing_file_names_what_is_there(tmp_path: Path) -> None:

@@ -84,8 +84,11 @@ def test_what_the_hubs_cache_holds(tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "datasets--HuggingFaceH4--MATH-500" / "snapshots" / commit
     folder.mkdir(parents=True)
     (folder / "test.jsonl").write_text('{"problem": "1 + 1"}\n')
+    repository = tmp_path / "hub" / "datasets--livecodebench--code_generation_lite" / "snapshots"
+    (repository / "0fe84c3912ea0c4d4a78037083943e8f0c4dd505").mkdir(parents=True)  # begun: its one file is not there
     rows = table(benchmarks.run(Workspace(tmp_path), with_folder(None)))
     assert rows["math500"]["here"] == "in the hub's cache"
+    assert rows["livecodebench"]["here"] == "not here: not in the hub's cache, to be downloaded"
     assert rows["aime24"]["here"] == "not here: not in the hub's cache, to be downloaded"
 
 

@@ -60,6 +60,9 @@ def test_benign_neighbours_contaminate_nothing() -> None:
         ((QUESTIONS[0] + FORM,), {"math/0": "equal to a training prompt"}),
         ((("  " + QUESTIONS[0] + FORM).upper().replace(" ", "  "),), {"math/0": "equal to a training prompt"}),
         ((QUESTIONS[1],), {"math/1": "near a training prompt"}),
+        (("\uff37\uff32\uff29\uff34\uff25 a poem",), {"chat/0": "equal to a training prompt"}),  # wide letters
+        ((QUESTIONS[3].replace(" ", "\u2003").replace("ff", "\ufb00").replace("fi", "\ufb01"),),
+         {"math/3": "near a training prompt"}),
         ((QUESTIONS[0].replace("12", "9").replace("7", "3"),), {"math/0": "near a training prompt"}),
         (("Hello!", "Solve: " + QUESTIONS[2] + " Explain every step of it to a friend who hates maths."),
          {"math/2": "near a training prompt"}),
@@ -124,8 +127,10 @@ def verdict(bench: Sequence[str], training: Sequence[str], *, common: set[tuple[
     return "near" if shared >= 3 and 2 * shared >= min(len(one), len(other)) else None
 
 
-# Few words and long texts, so that runs of five come together by chance.
-TEXTS = st.lists(st.sampled_from(["a", "b", "c 1", "d 22"]), min_size=1, max_size=14).map(" ".join)
+# Texts of a few phrases, each of words of its own, so that runs of five are held by none, some or most of the prompts.
+PHRASES = [" ".join(f"{letter}{number}" for letter in letters) for number, letters in
+           enumerate(["abcde", "abcdefg", "abcdefgh", "abcdefghijk", "ab", "abcdefghijklmnop"])]  # fmt: skip
+TEXTS = st.lists(st.sampled_from([*PHRASES, "7 8", "9 10 11."]), min_size=1, max_size=5).map(" ".join)
 TURNS = st.lists(TEXTS, min_size=1, max_size=2).map(tuple)
 
 
@@ -150,6 +155,33 @@ def test_it_finds_what_the_definition_and_the_prompts_stage_find(
     assert ("equal to a training prompt" in found.values()) == any(
         index.problem(turns) == "equal to a benchmark prompt" for turns in training
     )
+
+
+@pytest.mark.parametrize(("num_holders", "found"), [(3, True), (4, False)])
+def test_what_more_than_three_prompts_hold_is_their_form(num_holders: int, found: bool) -> None:
+    shared = "one two three four five six seven eight"
+    bench = [Item(f"b/{index}", (f"{shared} {'xyzuvw'[index]}",)) for index in range(num_holders)]
+    assert bool(contaminated(bench, training=[(f"{shared} q",)])) == found
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    # 11 runs are the form's, 4 shared ones are content: they decide, be the rest of one's own 3 runs or 5.
+    [("o1 o2 o3", True), ("o1 o2 o3 o4 o5", False)],
+)
+@pytest.mark.parametrize("planted", ["training", "benchmark"])
+def test_form_counts_in_neither_size(own: str, found: bool, planted: str) -> None:
+    """Half of the smaller side's runs must be shared: form on either side must not make it look larger."""
+    form = " ".join(f"f{letter}" for letter in "abcdefghijklmno")
+    content = " ".join(f"c{letter}" for letter in "abcdefgh")  # 4 runs
+    others = [(f"{form}",), (f"{form} n1",), (f"{form} n2",), (f"{form} n3",)]
+    far = f"{content}. " + " ".join(f"z{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
+    near = (f"{content} {own}", form)  # in two turns, so that no run crosses
+    size = len(runs(near) - runs([form]))
+    assert size == 4 + len(own.split())
+    assert found == (size <= 2 * 4)
+    bench, training = (near, (far,)) if planted == "benchmark" else ((far,), near)
+    assert bool(contaminated([Item("b", bench)], training=[training], others=others)) == found
 
 
 def test_both_sides_may_change_places() -> None:
