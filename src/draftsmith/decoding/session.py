@@ -31,7 +31,8 @@ PREFILL_TOKENS = 4096
 MOST_LOGIT = 700.0  # of a confidence: exp of more overflows
 
 OnCommit = Callable[[str, list[int], list[bool]], None]
-"""(request id, token ids, which of them the drafter wrote), called with the tokens of every round."""
+"""(request id, token ids, which of them the drafter wrote), called with the tokens of every round, once all of its
+requests have theirs; it may submit and cancel."""
 
 
 class Session:
@@ -87,6 +88,7 @@ class Session:
         self._known.add(request.request_id)
         self._waiting.append(request)
 
+    @torch.inference_mode()
     def cancel(self, request_id: str) -> Generation:
         """Take a request out, waiting or in flight, and return what was written so far.
 
@@ -153,6 +155,7 @@ class Session:
         self._observe(ids, output, batch)
         for item, token in zip(new, chosen, strict=True):
             item.commit([token], num_draft=0)
+        for item in new:
             self._tell(item, 1)
         self._times.prefill_s += time.perf_counter() - started
 
@@ -176,26 +179,27 @@ class Session:
         output = self._target.forward(ids, batch=batch, rows=self._rows)
         clock.lap("verify")
         outcome = self._verify(output.last_hidden, proposal=proposal, lengths=lengths, clock=clock)
-        kept, num_committed = [], 0
+        kept, committed = [], []
         for r, item in enumerate(live):
             if proposal is None:
                 item.commit([outcome.following[r]], num_draft=0)
-                committed = 1
+                committed.append(1)
             else:
                 row = () if confidence is None else tuple(confidence[r].tolist())
                 verified, accepted = drafts[r][: lengths[r]], outcome.accepted[r]
-                committed = len(
-                    item.settle(verified, accepted=accepted, following=outcome.following[r], confidence=row)
+                committed.append(
+                    len(item.settle(verified, accepted=accepted, following=outcome.following[r], confidence=row))
                 )
-                kept.append(min(accepted, committed))
-            num_committed += committed
-            self._tell(item, committed)
+                kept.append(min(accepted, committed[r]))
         clock.lap("sample")
         self._observe_committed(ids, output, batch, kept)
         clock.lap("draft")
+        for item, count in zip(tuple(live), committed, strict=True):  # who is told may cancel
+            self._tell(item, count)
+        clock.lap("sample")
         spent = clock.seconds
         self._times.steps.append(
-            StepTime(num, len(flat), num_committed, draft_s=spent["draft"], verify_s=spent["verify"],
+            StepTime(num, len(flat), sum(committed), draft_s=spent["draft"], verify_s=spent["verify"],
                      sample_s=spent["sample"])
         )  # fmt: skip
 
@@ -263,8 +267,8 @@ class Session:
         """How the live requests are sampled: from the target, and from the drafter."""
         if self._grouped is None:
             own = [item.request.sampling for item in self._live]
-            drafts = [Sampling(temperature=sampling.temperature) for sampling in own]
-            self._grouped = SamplingGroups.make(own), SamplingGroups.make(drafts)
+            bare = {sampling: Sampling(temperature=sampling.temperature) for sampling in set(own)}
+            self._grouped = SamplingGroups.make(own), SamplingGroups.make([bare[sampling] for sampling in own])
         return self._grouped
 
     def _next_tokens(self, logits: Tensor, *, groups: SamplingGroups, items: list[LiveRequest]) -> list[int]:
