@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from draftsmith.evaluation.cells import DecodedCell
+from draftsmith.jobs.evaluate_cells import Decoder, decode_missing, planned_evaluation
+from draftsmith.jobs.stores import workspace_store
 from draftsmith.params import Params, parse_params
 from draftsmith.paths import Workspace
 from tests.evaluate_fixtures import CAPTURED, DEEP, LAYERS, save, with_tokenizer
@@ -88,6 +91,26 @@ def counts(body: dict[str, Any]) -> dict[str, Any]:
         for name in OF_THE_CLOCK:
             row.pop(name, None)
     return kept
+
+
+def decode(evaluation: Evaluation, key: str = DSPARK, *, part: tuple[int, int] | None = None, **evaluate: Any) -> int:
+    """Decode what is missing; returns how many answers were told as found or made."""
+    planned, told = planned_evaluation(evaluation.workspace, evaluation.params(**evaluate), key), []
+    store = workspace_store(evaluation.workspace)
+    decode_missing(store, planned, part=part, decoder=Decoder(planned), on_answers=told.append)
+    return sum(told)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(mode, cell) of everything that is decoded from now on."""
+    seen, real = [], Decoder.decode
+
+    def watched(self: Decoder, cell: Any, mode: Any, **rest: Any) -> DecodedCell:
+        seen.append((mode, cell.name))
+        return real(self, cell, mode, **rest)
+
+    monkeypatch.setattr(Decoder, "decode", watched)
+    return seen
 
 
 def make_evaluation(root: Path, *, target: Path) -> Evaluation:

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 from draftsmith.jobs import evaluate as job
 from tests.evaluate_job import DSPARK, NUM_CELLS, Evaluation, counts, evaluation, evaluation_source
-from tests.line_fixtures import REPOSITORY, kill_when, must_end
+from tests.line_fixtures import PROGRAMS, REPOSITORY, kill_when, must_end
 
 __all__ = ["evaluation", "evaluation_source"]
-
-CODE = """
-import sys
-from draftsmith.jobs import evaluate
-from draftsmith.jobs.cache import parse_slice
-from draftsmith.params import load_params
-from draftsmith.paths import Workspace
-workspace = Workspace.find()
-evaluate.run(workspace, load_params(workspace.params), sys.argv[1], part=parse_slice((sys.argv[2:] or [None])[0]))
-"""
 
 
 def start(evaluation: Evaluation, *part: str) -> subprocess.Popen[str]:
     """The evaluation, or a slice of it, in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")}
+    options = ["--key", DSPARK, *(["--slice", *part] if part else [])]
     return subprocess.Popen(
-        [sys.executable, "-c", CODE, DSPARK, *part], cwd=evaluation.root, env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [str(PROGRAMS / "draftsmith"), "evaluate", *options], cwd=evaluation.root, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 

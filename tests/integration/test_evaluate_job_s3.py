@@ -6,23 +6,14 @@ import pytest
 
 from draftsmith.errors import StoreError
 from draftsmith.jobs import evaluate_cells
-from draftsmith.jobs.evaluate_cells import Decoder, decode_missing, load_decoded, planned_evaluation
-from draftsmith.jobs.stores import workspace_store
+from draftsmith.jobs.evaluate_cells import load_decoded
 from draftsmith.storage import open_store
-from tests.evaluate_job import DSPARK, NUM_ANSWERS, NUM_CELLS, Evaluation, evaluation, evaluation_source
+from tests.evaluate_job import DSPARK, NUM_ANSWERS, NUM_CELLS, Evaluation, decode, evaluation, evaluation_source
 from tests.s3 import S3Bucket
 
 __all__ = ["evaluation", "evaluation_source"]
 
 pytestmark = pytest.mark.s3
-
-
-def decode(evaluation: Evaluation) -> int:
-    planned = planned_evaluation(evaluation.workspace, evaluation.params(), DSPARK)
-    told: list[int] = []
-    store = workspace_store(evaluation.workspace)
-    decode_missing(store, planned, part=None, decoder=Decoder(planned), on_answers=told.append)
-    return sum(told)
 
 
 def test_cells_lie_in_a_bucket_as_in_a_folder(
