@@ -29,6 +29,8 @@ from draftsmith.evaluation.grid import Grid, markdown, number, with_interval
 from draftsmith.evaluation.paired import Bonus, PromptCounts, mean_difference, mean_length
 
 SETTINGS = ("target", "dtype", "max_new_tokens")
+DIGESTS = ("target_digest", "text_digest")
+"""Of `provenance`: the target's weights, its tokenizer and template. Compared where both evaluations name them."""
 BENCHMARK_SETTINGS = ("source", "revision", "split", "prompt_form", "turns")
 """Facts of a benchmark that decide which text a prompt's id stands for."""
 
@@ -190,6 +192,10 @@ def unequal_field(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
     for name in SETTINGS:
         if baseline[name] != candidate[name]:
             return name, baseline[name], candidate[name]
+    for name in DIGESTS:
+        first, second = (body["provenance"].get(name) for body in (baseline, candidate))
+        if None not in (first, second) and first != second:
+            return f"provenance.{name}", first, second
     facts = {item["name"]: item for item in baseline["benchmarks"]}
     for item in candidate["benchmarks"]:
         own = facts.get(item["name"])

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.summary import KeyReports
-from draftsmith.evaluation.tables import benchmark_columns, temperatures
+from draftsmith.evaluation.tables import benchmark_columns
 from draftsmith.figures import new_figure
 
 GROUP_WIDTH = 0.8
@@ -182,22 +182,6 @@ def speed_figure(reports: Sequence[KeyReports]) -> Figure:
     panels[0].set_ylabel("tokens per second")
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=2)
     return figure
-
-
-def evaluation_figures(body: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every figure of one key by the name of its file."""
-    reports = [KeyReports(body["key"], None, None, body)]
-    found: dict[str, Figure] = {}
-    for temperature in temperatures([body]):
-        end = f"_t{temperature:g}.png"
-        found[f"acceptance{end}"] = conditional_acceptance_figure(reports, temperature=temperature)
-        found[f"accepted_length{end}"] = accepted_length_figure(reports, temperature=temperature)
-        found[f"output_position{end}"] = output_position_figure(reports, temperature=temperature)
-        if any(row["temperature"] == temperature for row in body["thresholds"]):
-            found[f"thresholds{end}"] = threshold_figure(reports, temperature=temperature)
-    if body["speed"]:
-        found["speed.png"] = speed_figure(reports)
-    return found
 
 
 def loss_figure(curves: Sequence[Curve], *, title: str) -> Figure:

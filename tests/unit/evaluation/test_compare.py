@@ -157,6 +157,19 @@ def test_unequal_settings_are_refused_by_name(field: str, value: Any, message: s
         compare(body_of_lengths("a", A), candidate=body_of_lengths("b", B, **{field: value}), margin=0.1)
 
 
+def test_another_target_under_the_same_name_is_refused() -> None:
+    first = body_of_lengths("a", A, provenance={"target_digest": "01", "text_digest": "ab"})
+    for change, message in (
+        ({"target_digest": "02"}, r"differ in provenance.target_digest cannot be compared: got 02 \(b\)"),
+        ({"text_digest": "cd"}, r"differ in provenance.text_digest cannot be compared: got cd \(b\)"),
+    ):
+        other = body_of_lengths("b", B, provenance={**first["provenance"], **change})
+        with pytest.raises(DraftsmithError, match=message):
+            compare(first, candidate=other, margin=0.1)
+    silent = body_of_lengths("b", B, provenance={"target_digest": None})
+    assert compare(first, candidate=silent, margin=0.1).regressed
+
+
 @pytest.mark.parametrize("field", ["source", "revision", "split", "prompt_form", "turns"])
 def test_other_prompts_under_the_same_ids_are_refused(field: str) -> None:
     facts = [make_facts("gsm8k"), make_facts("humaneval", **{field: "other"})]
@@ -270,6 +283,7 @@ def simulated(rng: np.random.Generator, *, shift: float, num_prompts: int) -> tu
             rows.append({"benchmark": name, "temperature": 0.0, "prompts": prompts})
         bodies.append(
             {"key": f"shift {lower}", "target": "tiny", "dtype": "float32", "max_new_tokens": 64, "seed": 0,
+             "provenance": {},
              "benchmarks": [make_facts(name) for name in names], "rows": rows}
         )  # fmt: skip
     return bodies[0], bodies[1]
