@@ -294,7 +294,7 @@ def _speed_section(bodies: Sequence[Mapping[str, Any]]) -> list[str]:
             "Speculative against plain decoding of the same requests by the same engine, one after the other; prefill "
             "is apart. Milliseconds: medians of a step; overhead: the share of a step outside the forward passes.",
             "",
-            markdown(speed_grid(bodies)),
+            _table(speed_grid(bodies), bodies),
         ]
     return [
         *parts,
@@ -302,7 +302,7 @@ def _speed_section(bodies: Sequence[Mapping[str, Any]]) -> list[str]:
         "ended: rounds that ended on an accepted end-of-text. Identical to plain: the share of prompts whose answers "
         "at temperature 0 equal those of plain decoding token for token.",
         "",
-        markdown(run_grid(bodies)),
+        _table(run_grid(bodies), bodies),
     ]
 
 
@@ -312,8 +312,15 @@ def _position_section(bodies: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         "Of the rounds in which all earlier tokens were accepted, the share in which this one was.",
         "",
-        markdown(position_grid(bodies)),
+        _table(position_grid(bodies), bodies),
     ]
+
+
+def _table(grid: Grid, bodies: Sequence[Mapping[str, Any]]) -> str:
+    """A table whose first column is the key, which goes without saying if there is one only."""
+    if len(bodies) == 1:
+        grid = Grid(grid.headers[1:], tuple(row[1:] for row in grid.rows))
+    return markdown(grid)
 
 
 def _prompts(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -148,6 +148,7 @@ def test_the_page_of_one_key(reports: list[KeyReports]) -> None:
     assert "Drafter dspark_b7_2l (dspark), K = 2 draft tokens a round, without a confidence head." in page
     for heading in ("## By benchmark, domain and mean", "## By output position", "## Speed"):
         assert heading in page
+    assert "\n| benchmark | T | rounds |" in page  # without a column for the one key
     for text in ("## By turn", "## By confidence threshold", "Bold: ", "With intervals:", "one after the other"):
         assert text not in page
     headed = {**body, "drafter": {**body["drafter"], "confidence": True}}
