@@ -51,7 +51,7 @@ def run(workspace: Workspace, params: Params, key: str, *, part: tuple[int, int]
     """
     planned, store = planned_evaluation(workspace, params, key), workspace_store(workspace)
     decoder, row = Decoder(planned), planned.row
-    speed_of = speed_prompts(row, folder=override_folder(workspace, row))
+    speed_of = () if part is not None else speed_prompts(row, folder=override_folder(workspace, row))
     drafter = params.drafters[params.run(key).drafter]
     tags = {"target": planned.place.name, "drafter": params.run(key).drafter, "data_digest": planned.data_digest}
     name = key if part is None else f"{key}-slice-{part[0]}-of-{part[1]}"
