@@ -84,6 +84,8 @@ def run(workspace: Workspace, params: Params, key: str, *, part: tuple[int, int]
             provenance={
                 **read_provenance(workspace.root).as_dict(),
                 "cells": dict(planned.prefixes),
+                "target_digest": planned.place.digest,
+                "text_digest": planned.chat.digest(),
                 "training_prompts": digest,
             },
         )
