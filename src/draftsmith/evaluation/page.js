@@ -20,22 +20,24 @@
   }
 
   // Figures: drawn one after the other where they show; hidden ones when they are first needed.
-  const CONFIG = { responsive: true, displayModeBar: false, doubleClick: false, showTips: false };
+  const CONFIG = { displayModeBar: false, doubleClick: false, showTips: false };
   const FONT = getComputedStyle(document.body).fontFamily;
-  const drawn = new WeakMap();
+  const drawn = new WeakMap();  // plot -> the colours and the width that it was drawn for
   const specOf = (plot) => JSON.parse(plot.nextElementSibling.textContent);
+  const layoutOf = (spec) => painted({ ...spec.layout, font: { ...spec.layout.font, family: FONT } });
   const shows = (element) => element.offsetParent !== null;
-  let round = 0;
+  let colours = 0;
+  const wanted = (plot) => `${colours} ${plot.clientWidth}`;
 
   function draw(plot) {
     const spec = specOf(plot);
-    const layout = painted({ ...spec.layout, font: { ...spec.layout.font, family: FONT } });
-    Plotly.react(plot, painted(spec.data), layout, CONFIG);
-    drawn.set(plot, round);
+    const size = { width: plot.clientWidth, height: plot.clientHeight };
+    Plotly.react(plot, painted(spec.data), { ...layoutOf(spec), ...size }, CONFIG);
+    drawn.set(plot, wanted(plot));
   }
 
   function drawNext() {
-    const plot = all(".plot").find((item) => shows(item) && drawn.get(item) !== round);
+    const plot = all(".plot").find((item) => shows(item) && drawn.get(item) !== wanted(item));
     if (plot === undefined) {
       root.dataset.drawn = "yes";
       return;
@@ -50,13 +52,13 @@
   }
 
   function redrawAll() {
-    round += 1;
+    colours += 1;
     drawAll();
   }
 
   async function save(plot) {
     const spec = specOf(plot);
-    const layout = painted({ ...spec.layout, font: { ...spec.layout.font, family: FONT } });
+    const layout = layoutOf(spec);
     const many = (plot.data || []).length > 4 ? 40 : 0;
     layout.title = { text: spec.title, subtitle: { text: spec.subtitle }, x: 0.01, xanchor: "left", y: 0.97, yanchor: "top" };
     layout.margin = { ...layout.margin, t: 100 + many, l: 16, r: 16, b: 16 };
@@ -96,9 +98,6 @@
         return wanted !== null && wanted !== value;
       });
     });
-    all(".plot").forEach((plot) => {
-      if (shows(plot) && drawn.has(plot)) Plotly.Plots.resize(plot);
-    });
     drawAll();
   }
 
@@ -107,9 +106,10 @@
   const scheme = (name) => { root.style.colorScheme = name === "auto" ? "" : name; };
   theme.addEventListener("change", () => { scheme(theme.value); redrawAll(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+  addEventListener("resize", drawAll);
   addEventListener("beforeprint", () => {
     scheme("light");
-    round += 1;
+    colours += 1;
     all(".plot").filter(shows).forEach(draw);
   });
   addEventListener("afterprint", () => { scheme(theme.value); redrawAll(); });

@@ -14,7 +14,8 @@ SOURCES = {
     "bonus": ("Bonus", "added by the target to a round in which every draft token was accepted"),
     "correction": ("Correction", "written by the target in place of the first draft token that it rejected"),
 }
-CONFIDENCE_DIGITS = 4
+CONFIDENCE_DIGITS = 3
+"""As many as are shown."""
 CHOICES = ("drafter", "benchmark", "prompt", "temperature")
 
 
