@@ -61,6 +61,21 @@ def page_input(made: Made, *, samples: bool = True) -> PageInput:
     return PageInput(evaluate, answers if samples else None)
 
 
+def without_intervals(made: PageInput) -> PageInput:
+    """As of a benchmark with a single prompt: every interval is null."""
+
+    def stripped(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: stripped(part, key) for key, part in value.items()}
+        if name == "conditional_acceptance_interval":
+            return [None] * len(value)
+        if name.endswith("_interval"):
+            return None
+        return [stripped(part) for part in value] if isinstance(value, list) else value
+
+    return PageInput(stripped(made.evaluate), made.samples)
+
+
 def page_of_made(*made: Made) -> Page:
     """The drafters of a page, with their samples."""
     inputs = [page_input(item) for item in made]

@@ -42,6 +42,7 @@ from draftsmith.evaluation.page_speed import (
     accepted_histogram,
     batch_sizes,
     length_histogram,
+    speed_basis,
     speed_grid,
     step_histogram,
     step_time_figure,
@@ -239,8 +240,10 @@ def _histograms(page: Page) -> str:
     def at(temperature: float) -> str:
         steps = [step_histogram(page, temperature, size) for size in batch_sizes(page, temperature)]
         figures = [accepted_histogram(page, temperature), length_histogram(page, temperature)]
-        times = _panels(page, steps) if steps else _no_speed(page, temperature)
-        return _panels(page, figures) + times + _basis(page, temperature)
+        times = _no_speed(page, temperature)
+        if steps:
+            times = _panels(page, steps) + paragraph(speed_basis(page, temperature), kind="basis")
+        return _panels(page, figures) + _basis(page, temperature) + times
 
     return _section(page, "histograms", lead=lead, items=_by_temperature(page, at))
 
@@ -258,7 +261,11 @@ def _speed(page: Page) -> str:
         measured = _no_speed(page, temperature)
         if sizes:
             steps = [step_time_figure(page, temperature, size) for size in sizes]
-            measured = _plot(page, throughput_figure(page, temperature)) + _panels(page, steps)
+            measured = (
+                _plot(page, throughput_figure(page, temperature))
+                + _panels(page, steps)
+                + paragraph(speed_basis(page, temperature), kind="basis")
+            )
         how = (
             "Tokens of all answers over the wall time of the whole evaluation, reading the prompts included. Identical "
             "to plain decoding: the share of prompts answered token for token alike; at temperature 0 it should be "
@@ -266,7 +273,7 @@ def _speed(page: Page) -> str:
         )
         title = "By benchmark, at the batch size of the evaluation, and whether answers are those of plain decoding"
         grid = table(speed_grid(page, temperature), caption=title)
-        return measured + details(title, paragraph(how) + grid) + _basis(page, temperature)
+        return measured + details(title, paragraph(how) + grid + _basis(page, temperature))
 
     return _section(page, "speed", lead=lead, items=_by_temperature(page, at))
 

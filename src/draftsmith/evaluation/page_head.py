@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from draftsmith.evaluation.bootstrap import MIN_PROMPTS
-from draftsmith.evaluation.compare import BENCHMARK_SETTINGS
+from draftsmith.evaluation.compare import BENCHMARK_SETTINGS, DIGESTS
 from draftsmith.evaluation.grid import MISSING, Grid, percent
 from draftsmith.evaluation.page_html import details, notice, paragraph, table
 from draftsmith.evaluation.page_model import Body, Page, Shown, different_settings
 from draftsmith.evaluation.page_plot import by_drafter
 
-COMMIT_LETTERS = 12
+DIGEST_LETTERS = 12
+SETTING_NAMES = {
+    "target": "target",
+    "dtype": "dtype",
+    "max_new_tokens": "max new tokens",
+    "target_digest": "the target's weights",
+    "text_digest": "the tokenizer or the chat template",
+}
 SOURCE_STATES = {"no": "as committed", "yes": "changed since", "unknown": "unknown whether changed"}
 """By provenance's `git_dirty`."""
 MAX_IDS = 8
@@ -35,7 +42,7 @@ def _key_facts(shown: Shown) -> dict[str, str]:
         "max new tokens": f"{body['max_new_tokens']:,}",
         "seed": str(body["seed"]),
         "machine": str(body["machine"]),
-        "commit": f"{source['git_commit'][:COMMIT_LETTERS]}, {SOURCE_STATES[source['git_dirty']]}",
+        "commit": f"{source['git_commit'][:DIGEST_LETTERS]}, {SOURCE_STATES[source['git_dirty']]}",
     }
 
 
@@ -117,8 +124,8 @@ def _unequal(page: Page) -> Iterable[str]:
     base, *others = page.drafters
     names = dict.fromkeys(name for item in others for name in different_settings(item, base))
     for name in names:
-        values = by_drafter(page.drafters, [str(item.evaluate[name]) for item in page.drafters])
-        yield notice("Not comparable.", f"The keys differ in {name.replace('_', ' ')} ({values}).")
+        values = by_drafter(page.drafters, [_setting(item, name) for item in page.drafters])
+        yield notice("Not comparable.", f"The keys differ in {SETTING_NAMES[name]} ({values}).")
     if len({str(item.evaluate["machine"]) for item in page.drafters}) > 1:
         yield notice("Speeds are not comparable.", "The keys were measured on different machines; see the table below.")
     unequal = [name.name for name in page.benchmarks if _asked_differently(page, name.name)]
@@ -130,6 +137,12 @@ def _unequal(page: Page) -> Iterable[str]:
         )
 
 
+def _setting(shown: Shown, name: str) -> str:
+    if name in DIGESTS:
+        return str(shown.evaluate["provenance"].get(name, "unknown"))[:DIGEST_LETTERS]
+    return str(shown.evaluate[name])
+
+
 def _unlike_plain(page: Page) -> Iterable[str]:
     for item in page.drafters:
         rows = [row for row in item.evaluate["rows"] if row["identical_to_plain"] is not None]
@@ -139,7 +152,8 @@ def _unlike_plain(page: Page) -> Iterable[str]:
             yield notice(
                 "Not identical to plain decoding.",
                 f"{item.label} at temperature 0 should answer token for token as plain decoding does; share of prompts "
-                f"for which it did: {told}. Rounding can turn a near tie; anything more is a fault.",
+                f"for which it did: {told}. Rounding can turn a near tie, often in bfloat16 and rarely in float32 "
+                f"(here: {item.evaluate['dtype']}).",
             )
 
 

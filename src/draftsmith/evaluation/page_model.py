@@ -10,7 +10,7 @@ from typing import Any
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation import report, samples
 from draftsmith.evaluation.benchmarks import BENCHMARKS
-from draftsmith.evaluation.compare import SETTINGS
+from draftsmith.evaluation.compare import DIGESTS, SETTINGS
 
 PREFERRED_TEMPERATURE = 1.0
 """What is shown first: the paper's Table 1 is at temperature 1."""
@@ -106,8 +106,12 @@ class Page:
 
 
 def different_settings(one: Shown, other: Shown) -> list[str]:
-    """What keeps two drafters from being compared at all."""
-    return [name for name in SETTINGS if one.evaluate[name] != other.evaluate[name]]
+    """What keeps two drafters from being compared at all; see `evaluation.compare`."""
+    digests = [(name, *(item.evaluate["provenance"].get(name) for item in (one, other))) for name in DIGESTS]
+    return [
+        *(name for name in SETTINGS if one.evaluate[name] != other.evaluate[name]),
+        *(name for name, mine, theirs in digests if None not in (mine, theirs) and mine != theirs),
+    ]
 
 
 def page_of(bodies: Sequence[tuple[Body, Body | None]]) -> Page:

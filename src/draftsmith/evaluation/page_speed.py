@@ -18,6 +18,7 @@ from draftsmith.evaluation.page_plot import (
     Trace,
     axis,
     bar,
+    by_drafter,
     colour,
     layout,
     line,
@@ -242,6 +243,19 @@ def step_time_figure(page: Page, temperature: float, batch_size: int) -> Figure:
 def batch_sizes(page: Page, temperature: float) -> list[int]:
     """The batch sizes at which any drafter's speed was measured, ascending."""
     return sorted({size for item in page.drafters for size in item.speed(temperature)})
+
+
+def speed_basis(page: Page, temperature: float) -> str:
+    """What is behind the times at a temperature: a run of its own, with so many steps."""
+    found = [(item, item.speed(temperature)) for item in page.drafters]
+    measured = [(item, points) for item, points in found if points]
+    steps = "; ".join(
+        f"{item.label} " + ", ".join(f"{point['num_steps']:,} (batch size {size})" for size, point in points.items())
+        for item, points in measured
+    )
+    drafters = [item for item, _ in measured]
+    machine = by_drafter(drafters, [str(item.evaluate["machine"]) for item in drafters])
+    return f"Times of steps: a run of their own at temperature {temperature:g}; steps: {steps}. Machine: {machine}."
 
 
 def speed_grid(page: Page, temperature: float) -> Grid:

@@ -59,6 +59,20 @@ def test_other_settings_are_not_comparable(name: str, value: Any, told: str) -> 
     assert texts(page) == [f"Not comparable. The keys differ in {told}."]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("target_digest", "the target's weights"), ("text_digest", "the tokenizer or the chat template")],
+)
+def test_another_target_of_the_same_name_is_not_comparable(name: str, told: str) -> None:
+    page, body = two()
+    body["provenance"] = {**body["provenance"], name: "b" * 64}
+    assert texts(page) == []  # the other report is older and does not say
+    page.drafters[0].evaluate["provenance"][name] = "a" * 64
+    assert texts(page) == [f"Not comparable. The keys differ in {told} (dspark_b7: {'a' * 12}, dflash_b7: {'b' * 12})."]
+    body["provenance"][name] = "a" * 64
+    assert texts(page) == []
+
+
 def test_speeds_of_two_machines_are_not_comparable() -> None:
     page, _ = two(machine="a GPU")
     [text] = texts(page)
@@ -89,7 +103,8 @@ def test_answers_unlike_plain_decoding_are_told() -> None:
     body["rows"][1]["identical_to_plain"] = 0.75
     [text] = texts(page)
     assert text.startswith("Not identical to plain decoding. dflash_b7 at temperature 0 ")
-    assert "for which it did: humaneval 75.0 %." in text
+    assert "for which it did: humaneval 75.0 %. Rounding" in text
+    assert text.endswith("(here: float32).")
 
 
 def test_too_few_prompts_for_an_interval_are_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from draftsmith.evaluation.page_speed import (
     accepted_histogram,
     batch_sizes,
     length_histogram,
+    speed_basis,
     speed_grid,
     step_histogram,
     step_time_figure,
@@ -150,6 +152,15 @@ def test_parts_of_a_step_add_up() -> None:
     ]  # fmt: skip
     patterns = {trace["marker"]["pattern"]["shape"] for trace in figure.traces}
     assert len(patterns) == 3
+
+
+def test_what_is_behind_the_times() -> None:
+    page = page_of_made(DSPARK, replace(DFLASH, batch_sizes=(4,)), replace(MTP, batch_sizes=()))
+    page.drafters[0].evaluate["speed"][2]["num_steps"] = 1234
+    assert speed_basis(page, 1.0) == (
+        "Times of steps: a run of their own at temperature 1; steps: dspark_b7 1,234 (batch size 1), 120 (batch size "
+        "4); dflash_b7 120 (batch size 4). Machine: 2 x CPU, 8 GiB, no GPU, Linux x86_64."
+    )
 
 
 def test_without_a_speed_run_there_is_no_batch_size() -> None:
