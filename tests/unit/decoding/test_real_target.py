@@ -20,7 +20,7 @@ from tests.tiny_models import hugging_face_greedy, reference
 __all__ = ["real_target"]
 
 TEXTS = ["What is 12 + 30?", "Say hello.", "List three fruits."]
-NUM_NEW = 24
+NUM_NEW = 12
 
 
 @pytest.fixture(scope="module")

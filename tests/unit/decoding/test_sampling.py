@@ -1,14 +1,20 @@
-"""Uniform numbers by the usual tests, transforms against Hugging Face's, inverse-CDF draws against numpy."""
+"""Transforms against Hugging Face's, rows by how they are sampled, inverse-CDF draws against numpy."""
 
 from __future__ import annotations
 
-import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from draftsmith.decoding import sampling
 from draftsmith.decoding.sampling import Purpose, SamplingGroups, draw, is_greedy, probabilities, uniforms
@@ -21,95 +27,19 @@ def random_logits(rows: int, *, seed: int, vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-# Uniform numbers
-
-
-@pytest.mark.parametrize("seeds", [range(4000), [7] * 4000], ids=["over-seeds", "over-rounds"])
-def test_numbers_are_uniform(seeds: list[int]) -> None:
-    rounds = [3] * 4000 if seeds == range(4000) else list(range(4000))
-    for purpose, slot in itertools.product(Purpose, (0, 1, 63)):
-        numbers = uniforms(seeds, rounds=rounds, slots=(slot,), purpose=purpose)[:, 0]
-        assert stats.kstest(numbers, "uniform").pvalue > 1e-3
-
-
-def test_numbers_of_neighbours_are_independent() -> None:
-    """Pairs that one request or one batch puts side by side: a chi-square over 8 x 8 cells, and no repeated number."""
-    seeds, rounds = np.repeat(np.arange(70), 60).tolist(), np.tile(np.arange(60), 70).tolist()
-
-    def numbers(slot: int, purpose: Purpose, *, later: int = 0, seed_step: int = 0) -> np.ndarray:
-        moved = [s + seed_step for s in seeds]
-        return uniforms(moved, rounds=[r + later for r in rounds], slots=(slot,), purpose=purpose)[:, 0]
-
-    first = numbers(0, Purpose.DRAFT)
-    others = [
-        numbers(1, Purpose.DRAFT),
-        numbers(0, Purpose.ACCEPT),
-        numbers(0, Purpose.TARGET),
-        numbers(6, Purpose.ACCEPT),
-        numbers(0, Purpose.DRAFT, later=1),
-        numbers(0, Purpose.DRAFT, seed_step=1),
-        numbers(0, Purpose.ACCEPT, later=1),
-    ]
-    for other in others:
-        cells = np.histogram2d(first, other, bins=8, range=[[0, 1], [0, 1]])[0].ravel()
-        assert stats.chisquare(cells).pvalue > 1e-3
-    every = np.concatenate(
-        [uniforms(range(50), rounds=[r] * 50, slots=range(8), purpose=p) for r in range(20) for p in Purpose], axis=None
-    )
-    assert len(np.unique(every)) == len(every)
-
-
-def test_numbers_depend_on_nothing_else() -> None:
-    alone = uniforms([5], rounds=[9], slots=(2,), purpose=Purpose.ACCEPT)[:, 0]
-    among = uniforms([1, 5, 2**63], rounds=[0, 9, 4], slots=(2,), purpose=Purpose.ACCEPT)[:, 0]
-    assert alone[0] == among[1]
-
-
-def test_the_scatter_is_splitmix64() -> None:
-    """Published first three outputs of SplitMix64 with seed 1234567."""
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-    states = np.array([(1234567 + golden * step) & mask for step in (1, 2, 3)], dtype=np.uint64)
-    assert sampling._mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-
-
-def unmixed(state: int) -> int:
-    """The inverse of SplitMix64's finaliser, in Python's integers."""
-    mask = 2**64 - 1
-
-    def unshift(value: int, shift: int) -> int:
-        result = value
-        for _ in range(64 // shift + 1):
-            result = value ^ (result >> shift)
-        return result
-
-    state = unshift(state, 31) * pow(0x94D049BB133111EB, -1, 2**64) & mask
-    state = unshift(state, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & mask
-    return unshift(state, 30)
-
-
-@pytest.mark.parametrize("state", [0, 2**64 - 1])
-def test_the_smallest_and_the_largest_number_are_inside_zero_and_one(state: int) -> None:
-    """The seed whose number comes from the extreme state: 1.0 would draw a token of probability zero."""
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-    counter = 0 * 256 + 0 * 4 + int(Purpose.TARGET)
-    seed = (unmixed((unmixed(state) - (counter + 1) * golden) & mask) - golden) & mask
-    number = uniforms([seed], rounds=[0], slots=(0,), purpose=Purpose.TARGET)[:, 0]
-    assert abs(number[0] - state / 2**64) < 1e-15
-    assert 0.0 < number[0] < 1.0
-    assert draw(torch.tensor([[0.5, 0.5, 0.0]]), numbers=number).tolist() == [round(state / 2**64)]
-
-
 # Transforms
 
 
 def warped(logits: torch.Tensor, choice: Sampling) -> torch.Tensor:
-    """Hugging Face's warpers in their own order: temperature, top-k, top-p."""
+    """Hugging Face's warpers in their own order: temperature, top-k, top-p, min-p."""
     nothing = torch.zeros(len(logits), 1, dtype=torch.int64)
     logits = TemperatureLogitsWarper(choice.temperature)(nothing, logits)
     if choice.top_k:
         logits = TopKLogitsWarper(choice.top_k)(nothing, logits)
     if choice.top_p < 1:
         logits = TopPLogitsWarper(choice.top_p)(nothing, logits)
+    if choice.min_p > 0:
+        logits = MinPLogitsWarper(choice.min_p)(nothing, logits)
     return logits.double().softmax(-1)
 
 
@@ -123,6 +53,13 @@ CHOICES = [
     Sampling(top_p=0.8),
     Sampling(top_p=1e-6),
     Sampling(temperature=0.6, top_p=0.95, top_k=20),
+    Sampling(min_p=0.1),
+    Sampling(min_p=1.0),
+    Sampling(min_p=1e-9),
+    Sampling(temperature=2.0, min_p=0.2),
+    Sampling(top_p=0.5, min_p=0.02),
+    Sampling(top_k=30, min_p=0.02),
+    Sampling(temperature=1.5, top_k=12, top_p=0.9, min_p=0.15),
 ]
 
 
@@ -132,6 +69,42 @@ def test_transforms_are_hugging_faces(choice: Sampling) -> None:
     got = probabilities(logits, groups=SamplingGroups.make([choice] * 50))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), warped(logits, choice), rtol=1e-5, atol=1e-7)
+
+
+def test_the_order_is_that_of_hugging_faces_generate() -> None:
+    config = LlamaConfig(vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1)
+    asked = GenerationConfig(do_sample=True, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, eos_token_id=1)
+    found = LlamaForCausalLM(config)._get_logits_processor(asked, device="cpu")
+    warpers = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+    assert [type(one) for one in found if isinstance(one, warpers)] == list(warpers)
+
+
+def test_filters_in_their_order_by_hand() -> None:
+    """0.4, 0.3, 0.2, 0.1. Of the three likeliest (4/9, 3/9, 2/9) two reach a mass of 0.75, of all four it takes three;
+    the second of those two is 3/4 as likely as the first."""
+    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
+    for changes, expected in (
+        ({"top_p": 0.75}, [4 / 9, 0, 3 / 9, 2 / 9]),
+        ({"top_k": 3, "top_p": 0.75}, [4 / 7, 0, 3 / 7, 0]),
+        ({"top_k": 3, "top_p": 0.75, "min_p": 0.5}, [4 / 7, 0, 3 / 7, 0]),
+        ({"top_k": 3, "top_p": 0.75, "min_p": 0.8}, [1, 0, 0, 0]),
+        ({"min_p": 0.4}, [4 / 9, 0, 3 / 9, 2 / 9]),
+        ({"top_p": 0.95, "min_p": 0.2}, [0.4, 0.1, 0.3, 0.2]),
+    ):
+        got = probabilities(logits, groups=SamplingGroups.make([Sampling(**changes)]))
+        np.testing.assert_allclose(got[0].numpy(), expected, atol=1e-6)
+
+
+def test_extreme_logits_stay_probabilities() -> None:
+    """Impossible tokens, logits of thousands, and rows where many are equal."""
+    row = [1e4, -1e4, 0.0, -math.inf, 9999.0, 1e4]
+    logits = torch.tensor([row, row[::-1], [-math.inf] * 5 + [-1e4], [7.0] * 6])
+    for choice in (*CHOICES, Sampling(temperature=1e-5), Sampling(temperature=1e3, top_p=0.5)):
+        got = probabilities(logits, groups=SamplingGroups.make([choice] * 4))
+        assert bool(torch.isfinite(got).all())
+        torch.testing.assert_close(got.sum(dim=1), torch.ones(4))
+        assert got[0, 3] == got[1, 2] == 0
+        assert got[2].tolist() == [0, 0, 0, 0, 0, 1]
 
 
 def test_a_nucleus_beyond_the_first_candidates_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +146,21 @@ def test_greedy_begins_below_a_hundred_thousandth() -> None:
     assert not is_greedy(Sampling(temperature=1e-5))
 
 
+# Rows by how they are sampled
+
+
+def test_groups_by_hand() -> None:
+    hot, cold = Sampling(temperature=2.0), Sampling(temperature=0.0)
+    groups = SamplingGroups.make([hot, cold, hot, Sampling(temperature=2.0), cold])
+    assert groups == SamplingGroups(5, (hot, cold), ((0, 2, 3), (1, 4)))
+    assert not groups.all_greedy
+    assert groups.chosen([1, 4]) == SamplingGroups(2, (cold,), ((0, 1),))
+    assert groups.chosen([1, 4]).all_greedy
+    assert groups.chosen([4, 2, 0]) == SamplingGroups(3, (cold, hot), ((0,), (1, 2)))
+    assert groups.chosen([]) == SamplingGroups(0, (), ())
+    assert SamplingGroups.make([]).all_greedy
+
+
 # Draws
 
 
@@ -188,6 +176,15 @@ def test_draws_are_numpys_inverse_cdf() -> None:
         edges = np.concatenate(([0.0], np.cumsum(row)))
         assert edges[token] <= number * edges[-1] < edges[token + 1]
         assert row[token] > 0
+
+
+def test_the_largest_number_draws_no_impossible_token() -> None:
+    """Whatever the row sums to: rows that are not normalised, whose last tokens are impossible."""
+    generator = np.random.default_rng(6)
+    rows = (generator.random((2000, 6)) * 10.0 ** generator.uniform(-8, 2, (2000, 1))).astype(np.float32)
+    rows[:, 4:] = 0
+    for number, token in ((1 - 2.0**-53, 3), (2.0**-53, 0)):
+        assert set(draw(torch.from_numpy(rows), numbers=np.full(2000, number)).tolist()) == {token}
 
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.drafters.base import Drafter, DrafterConfig, LossSums, Observation, Proposal, Sampler
-from draftsmith.drafters.dflash import stack_proposal
+from draftsmith.drafters.base import Drafter, DrafterConfig, LossSums, Observation, Proposal, Sampler, stack_proposal
 from draftsmith.nn.block import BlockBatch
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
 from draftsmith.nn.layers import LayerGeometry
+from draftsmith.params import LossWeights
 from draftsmith.targets.base import SharedWeights, Target, TargetOutput
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ class ScriptedDrafter(Drafter):
         super().__init__(config, shared=SharedWeights(nothing, nothing, 1.0, None))
         self.draft, self.confidence = draft, confidence
 
-    def losses(self, batch: BlockBatch, *, ce_weight: float, tv_weight: float, confidence_weight: float) -> LossSums:
+    def losses(self, batch: BlockBatch, *, weights: LossWeights) -> LossSums:
         raise NotImplementedError
 
     def reset(self, *, seed: int) -> None:
@@ -150,6 +150,18 @@ def one_hot_logits(tokens: Sequence[int], *, vocab: int) -> Tensor:
 def table_draft(table: Tensor) -> DraftLogits:
     """Draft logits that depend on the last token alone; table [V, V]."""
     return lambda texts, _slot: table[torch.tensor([text[-1] for text in texts])]
+
+
+def whole_text_draft(rows: Tensor, *, around: Tensor | float = 0.0) -> DraftLogits:
+    """Draft logits that depend on every token of the text and its place: rows [M, V] to pick from, added to those of a
+    table `around` [V, V] that depend on the last token, if given."""
+
+    def draft(texts: list[Text], _slot: int) -> Tensor:
+        keys = [sum(token * 7**place for place, token in enumerate(text, start=1)) for text in texts]
+        picked = rows[torch.tensor(keys) % len(rows)]
+        return picked + (around[[text[-1] for text in texts]] if isinstance(around, Tensor) else around)
+
+    return draft
 
 
 def as_target(toy: TableTarget) -> Any:
