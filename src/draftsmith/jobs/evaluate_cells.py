@@ -149,9 +149,7 @@ class Decoder:
         found = self._answer(
             mode, conversations, temperature=cell.temperature, max_new_tokens=row.max_new_tokens, on_finish=on_finish
         )
-        by_id = {item.request_id: item for item in found.generations}
-        ordered = tuple(by_id[name] for name in cell.request_ids)
-        return DecodedCell(ordered, found.wall_s, row.batch_size, read_hardware().description)
+        return DecodedCell(found.generations, found.wall_s, row.batch_size, read_hardware().description)
 
     def _answer(
         self, mode: Mode, conversations: Sequence[Conversation], *, temperature: float, max_new_tokens: int,

@@ -106,9 +106,13 @@ def test_prefixes_change_with_what_changes_tokens(evaluation: Evaluation, monkey
     retrained = prefixes(evaluation)
     assert retrained[0] == plain
     assert retrained[1] != speculative
-    monkeypatch.setattr(evaluate_cells, "code_digest", lambda sources: str("drafters" in sources))
-    other = prefixes(evaluation)
-    assert (other[0] == plain, other[1] == retrained[1]) == (False, False)
+    real = code_digest
+    for folder, kept in (("drafters", (True, False)), ("decoding", (False, False))):
+        monkeypatch.setattr(
+            evaluate_cells, "code_digest", lambda sources, name=folder: "edited" if name in sources else real(sources)
+        )
+        edited = prefixes(evaluation)
+        assert (edited[0] == plain, edited[1] == retrained[1]) == kept, folder
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ STEPS = [
     StepTime(2, 10, 3, 0.011, 0.040, 0.003),
     StepTime(1, 5, 2, 0.005, 0.020, 0.001),
 ]
-PLAIN = [StepTime(2, 2, 2, 0.0, 0.025, 0.001)] * 6 + [StepTime(1, 1, 1, 0.0, 0.015, 0.001)] * 4
+PLAIN = [StepTime(2, 2, 2, 0.0, 0.025, 0.001)] * 6 + [StepTime(1, 1, 1, 0.0, 0.015, 0.001)] * 5
 
 
 def test_rates_are_of_all_steps_and_medians_of_the_full_ones() -> None:
@@ -42,13 +42,13 @@ def test_rates_are_of_all_steps_and_medians_of_the_full_ones() -> None:
     assert point.tokens_per_s == pytest.approx(16 / own_s)
     assert point.rounds_per_s == pytest.approx(7 / own_s)
     assert point.steps_per_s == pytest.approx(4 / own_s)
-    plain_s = 6 * 0.026 + 4 * 0.016
-    assert point.plain_tokens_per_s == pytest.approx(16 / plain_s)
-    assert point.plain_steps_per_s == pytest.approx(10 / plain_s)
+    plain_s = 6 * 0.026 + 5 * 0.016
+    assert point.plain_tokens_per_s == pytest.approx(17 / plain_s)
+    assert point.plain_steps_per_s == pytest.approx(11 / plain_s)
     assert (point.draft_ms, point.verify_ms, point.sample_ms) == pytest.approx((11.0, 32.0, 3.0))
     assert (point.plain_verify_ms, point.plain_sample_ms) == pytest.approx((25.0, 1.0))
     assert point.step_ms == pytest.approx((42.0, 50.0, 54.0))
-    assert point.speedup == pytest.approx(plain_s / own_s)
+    assert point.speedup == pytest.approx((16 / own_s) / (17 / plain_s))
     assert point.overhead_share == pytest.approx(3 / 46)
     assert (point.batch_size, point.temperature) == (2, 1.0)
 
