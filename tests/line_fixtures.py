@@ -104,6 +104,8 @@ PARAMS: dict[str, Any] = {
         "temperatures": [0.0, 1.0],
         "batch_size": 4,
         "max_new_tokens": 12,
+        "folder": None,
+        "speed": {"benchmark": "humaneval", "batch_sizes": [1, 2], "num_prompts": 2, "max_new_tokens": 6},
         "seed": 6,
     },
 }  # fmt: skip

@@ -126,7 +126,7 @@ def check_train_report(body: dict[str, Any], line: Line, key: str) -> None:
 
 
 def check_evaluate_report(body: dict[str, Any], key: str) -> None:
-    assert (body["schema_version"], body["key"], body["block_size"], body["max_new_tokens"]) == (1, key, 3, 12)
+    assert (body["schema_version"], body["key"], body["block_size"], body["max_new_tokens"]) == (2, key, 3, 12)
     prompts = {"humaneval": 2, "gsm8k": 3, "mt_bench": 2}
     assert [(row["benchmark"], row["temperature"]) for row in body["rows"]] == [
         (name, temperature) for temperature in (0.0, 1.0) for name in prompts
@@ -144,6 +144,9 @@ def check_evaluate_report(body: dict[str, Any], key: str) -> None:
         assert row["speedup"] == pytest.approx(row["tokens_per_s"] / row["plain_tokens_per_s"])
         # Greedy decoding is lossless to the token; at temperature 1 only the distribution is the same.
         assert row["identical_to_plain"] == (1.0 if row["temperature"] == 0 else None)
+    assert [(point["temperature"], point["batch_size"]) for point in body["speed"]] == [
+        (temperature, batch_size) for temperature in (0.0, 1.0) for batch_size in (1, 2)
+    ]
     averages = {item["temperature"]: item for item in body["averages"]}
     rows = [row for row in body["rows"] if row["temperature"] == 1.0]
     assert averages[1.0]["accepted_length"] == pytest.approx(sum(row["accepted_length"] for row in rows) / 3)

@@ -34,6 +34,12 @@ def deep_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("deep"), family="qwen3", seed=3, num_hidden_layers=7)
 
 
+@pytest.fixture(autouse=True)
+def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are looked at after loading, so their matrices are not packed for decoding."""
+    monkeypatch.setattr("draftsmith.drafters.registry.pack_linears", lambda _: None)
+
+
 def load(folder: Path, *, target: Path, dtype: torch.dtype = torch.bfloat16) -> Drafter:
     shared = load_shared(target, family=FAMILIES[target.name])
     return load_drafter(folder, target_folder=target, shared=shared, dtype=dtype)

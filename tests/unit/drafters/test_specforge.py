@@ -22,6 +22,12 @@ from tests.unit.drafters import published
 __all__ = ["tiny_folders"]
 
 
+@pytest.fixture(autouse=True)
+def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are looked at after loading, so their matrices are not packed for decoding."""
+    monkeypatch.setattr("draftsmith.drafters.registry.pack_linears", lambda _: None)
+
+
 def read(body: dict[str, Any]) -> DrafterConfig:
     assert specforge.is_nested(body)
     return deepspec.read_body(specforge.flatten(body, where="config.json"), where="config.json")
