@@ -1,7 +1,7 @@
 """Speed of decoding: evaluation against a loop over prompts, plain decoding against Hugging Face's `generate`, the
 loop's own share of a round, and how near a round comes to its matrix products alone.
 
-Needs the trained drafter of `make run`. Each pair is measured alternately in one process.
+Needs the trained drafter of `make run`; for machines without a GPU. Both sides of a figure are measured in one process.
 """
 
 from __future__ import annotations

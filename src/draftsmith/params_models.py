@@ -97,7 +97,7 @@ class Drafter(Row):
     """
 
     kind: Literal["dspark", "dflash", "eagle3", "mtp1"]
-    block_size: int = Field(ge=1)
+    block_size: int = Field(ge=1, le=64)  # decoding has random numbers for so many slots of a round
     layers: int = Field(1, ge=1)
     head_norms: bool = False
     sliding_window: int | None = Field(None, gt=0)

@@ -1,8 +1,9 @@
 """The answers that an evaluation rests on: planned, decoded cell by cell into the store, and read back from there.
 
 Plain answers are the target's alone, so every drafter of a target finds those of the first. What is in the prefixes'
-names decides every token (the weights, the text, the settings, the code that decodes) and nothing else: the same cells
-count whatever the batch size, the number of processes or the machine.
+names decides every token (the weights, the text, the settings, the code that decodes): in float32 the same cells come
+out whatever the batch size, the number of processes or the machine. In bfloat16 rounding, and so now and then a token,
+depends on both; the cells that are there count, and each says how it was decoded.
 """
 
 from __future__ import annotations

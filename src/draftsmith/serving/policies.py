@@ -45,8 +45,10 @@ class _Step:
 class AsynchronousPolicy:
     """Budget from the confidences of an earlier step, admission by those of this one (DSpark section 5.2).
 
-    One policy serves one engine. A request has a history if it was in every step from `staleness` steps before to this
-    one: what left the batch is forgotten, also if it comes back. In the first `staleness` steps nothing has one.
+    One policy serves one session of an engine: make a new one for the next. A request has a history if it was in every
+    step from `staleness` steps before to this one; one that comes back must do so under another id and seed, since
+    under the old ones its random numbers begin again and its old confidences speak of the tokens to be decided. In the
+    first `staleness` steps nothing has a history.
     """
 
     def __init__(self, table: CostTable, *, staleness: int = 2) -> None:
