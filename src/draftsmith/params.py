@@ -149,7 +149,8 @@ class Evaluate(Row):
     """Lossless speculative decoding against plain decoding of the same engine.
 
     `folder`, relative to the working copy, holds <benchmark>.jsonl files of {"turns": [...]} that replace the
-    benchmarks' sources; DVC sees its edits below `prompts/`. `cell_prompts` are decoded and kept together: what an interrupted evaluation goes on from, and what slices share out.
+    benchmarks' sources; DVC sees its edits below `prompts/`. `cell_prompts` are decoded and kept together: what an
+    interrupted evaluation goes on from, and what slices share out.
     `num_samples` prompts of each benchmark are shown token by token in the report.
     """
 

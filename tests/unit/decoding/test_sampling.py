@@ -178,6 +178,12 @@ def test_draws_are_numpys_inverse_cdf() -> None:
         assert row[token] > 0
 
 
+def test_a_number_at_an_edge_draws_the_token_behind_it() -> None:
+    law = torch.tensor([[0.25, 0.25, 0.0, 0.5]])
+    numbers = [0.125, 0.25, 0.49, 0.5, 0.99]
+    assert [int(draw(law, numbers=np.array([number]))) for number in numbers] == [0, 1, 1, 3, 3]
+
+
 def test_the_largest_number_draws_no_impossible_token() -> None:
     """Whatever the row sums to: rows that are not normalised, whose last tokens are impossible."""
     generator = np.random.default_rng(6)

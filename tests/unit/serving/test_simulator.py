@@ -106,7 +106,9 @@ def test_nobody_overtakes_who_waits_for_memory() -> None:
 
 def test_a_request_that_fits_exactly_is_admitted_and_a_larger_one_refused() -> None:
     requests = three_requests()
-    run(requests, limits=Limits(2, kv_tokens=10))
+    found = run(requests, limits=Limits(2, kv_tokens=10))
+    assert np.isfinite(found.finish_s).all()
+    assert found.steps.num_requests.max() == 1
     with pytest.raises(DraftsmithError, match=r"never be admitted: got 10 .* expected <= 9 \(request 1\)"):
         run(requests, limits=Limits(2, kv_tokens=9))
 
