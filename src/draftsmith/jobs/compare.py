@@ -19,12 +19,24 @@ def run(a: str, b: str, *, margin: float, temperature: float | None, workspace: 
 
     Each is a path of an evaluate.json, a folder that holds one, or a key whose report lies in the workspace.
     `margin` is in tokens a round; `temperature` None compares at every temperature that both have.
-    Raises DraftsmithError for a report that cannot be found or read, or if the two cannot be compared.
+    Raises DraftsmithError for a report that cannot be found or read, if the two cannot be compared, or if the candidate
+    was not measured on all that the baseline was: what is missing could hide a regression.
     """
     paths = [find_report(name, workspace=workspace) for name in (a, b)]
     bodies = [_read(path) for path in paths]
-    names = [f"{body['key']} ({path})" for body, path in zip(bodies, paths, strict=True)]
-    return compare(bodies[0], candidate=bodies[1], margin=margin, temperature=temperature, names=(names[0], names[1]))
+    try:
+        _check_whole(bodies[0], candidate=bodies[1], temperature=temperature, where=str(paths[1]))
+        names = [f"{body['key']} ({path})" for body, path in zip(bodies, paths, strict=True)]
+        return compare(
+            bodies[0], candidate=bodies[1], margin=margin, temperature=temperature, names=(names[0], names[1])
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DraftsmithError(
+            "an evaluate.json lacks what a comparison needs",
+            got=f"{type(error).__name__}: {error}",
+            expected="two reports as the evaluate stage writes them; run it again",
+            where=f"{paths[0]}, {paths[1]}",
+        ) from None
 
 
 def find_report(name: str, *, workspace: Workspace | None) -> Path:
@@ -43,6 +55,24 @@ def find_report(name: str, *, workspace: Workspace | None) -> Path:
             + (" (no params.yaml here or above, so a key means nothing)" if workspace is None else ""),
         )
     return found
+
+
+def _check_whole(
+    baseline: Mapping[str, Any], *, candidate: Mapping[str, Any], temperature: float | None, where: str
+) -> None:
+    """Raises DraftsmithError that names what the baseline was measured on and the candidate was not."""
+    measured = [
+        {(row["benchmark"], row["temperature"]) for row in body["rows"] if temperature in (None, row["temperature"])}
+        for body in (baseline, candidate)
+    ]
+    missing = sorted(measured[0] - measured[1])
+    if missing and measured[1]:
+        raise DraftsmithError(
+            "the candidate was not measured on all that the baseline was",
+            got="no " + ", ".join(f"{name} at temperature {value:g}" for name, value in missing),
+            expected="every benchmark and temperature of the baseline (params.yaml: evaluate), or --temperature",
+            where=where,
+        )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

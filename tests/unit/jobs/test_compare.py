@@ -70,3 +70,25 @@ def test_an_old_report_is_refused(workspace: Workspace) -> None:
 def test_a_folder_by_itself_is_no_report(workspace: Workspace) -> None:
     with pytest.raises(DraftsmithError, match="no evaluation"):
         compare.run(GOOD, str(workspace.root), margin=0.2, temperature=None, workspace=workspace)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0])
+def test_a_candidate_that_skipped_a_benchmark_is_refused(workspace: Workspace, temperature: float | None) -> None:
+    """What it was not measured on could be what it lost."""
+    both = {"gsm8k": [[2], [1]] * 4, "humaneval": [[1], [2]] * 4}
+    (workspace.report_dir(GOOD) / "evaluate.json").write_text(json.dumps(body_of_lengths(GOOD, both)))
+    with pytest.raises(
+        DraftsmithError, match="not measured on all .* got no humaneval at temperature 0, expected every"
+    ):
+        compare.run(GOOD, POOR, margin=0.2, temperature=temperature, workspace=workspace)
+    assert not compare.run(POOR, GOOD, margin=0.2, temperature=temperature, workspace=workspace).regressed
+
+
+@pytest.mark.parametrize("field", ["key", "rows", "provenance"])
+def test_a_report_that_lacks_a_field_is_no_regression_but_an_error(workspace: Workspace, field: str) -> None:
+    path = workspace.report_dir(POOR) / "evaluate.json"
+    body = json.loads(path.read_text())
+    del body[field]
+    path.write_text(json.dumps(body))
+    with pytest.raises(DraftsmithError, match=f"lacks what a comparison needs: got KeyError: '{field}', expected two"):
+        compare.run(GOOD, POOR, margin=0.2, temperature=None, workspace=workspace)
