@@ -78,7 +78,7 @@ def test_a_candidate_that_skipped_a_benchmark_is_refused(workspace: Workspace, t
     both = {"gsm8k": [[2], [1]] * 4, "humaneval": [[1], [2]] * 4}
     (workspace.report_dir(GOOD) / "evaluate.json").write_text(json.dumps(body_of_lengths(GOOD, both)))
     with pytest.raises(
-        DraftsmithError, match="not measured on all .* got no humaneval at temperature 0, expected every"
+        DraftsmithError, match=r"not measured on all .* got no humaneval at temperature 0, expected every"
     ):
         compare.run(GOOD, POOR, margin=0.2, temperature=temperature, workspace=workspace)
     assert not compare.run(POOR, GOOD, margin=0.2, temperature=temperature, workspace=workspace).regressed
