@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from draftsmith.decoding.engine import Engine, Request, Session
 from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.decoding.rounds import Generation
+from draftsmith.drafters.base import Proposal, Sampler
 from draftsmith.errors import TargetError
+from draftsmith.nn.kv import KeyValueRows
 from draftsmith.params import Sampling
 from tests.unit.decoding.toys import (
     Confidence,
@@ -307,6 +310,31 @@ def test_the_policy_is_asked_in_the_order_of_the_batch() -> None:
         {"a": 0.0, "b": 1.0, "c": 2.0}, {"c": 2.0, "b": 1.0, "d": 3.0}, {"d": 3.0, "b": 1.0}, {"d": 3.0}
     ]  # fmt: skip
     assert list(seen[1]) == ["c", "b", "d"]  # the last took the slot of the first
+
+
+def test_drafts_are_drawn_at_each_requests_temperature_without_its_filters() -> None:
+    """softmax(logits / T), or the likeliest alone where the request is greedy, is what the drafter draws from."""
+    logits, laws = torch.tensor([0.0, 1.0, 2.0, 4.0]), list[Tensor | None]()
+
+    class Noting(ScriptedDrafter):
+        def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
+            laws.append(sample(logits.expand(len(anchors), -1), 0)[1])
+            return super().propose(anchors, positions=positions, rows=rows, sample=sample)
+
+    target = TableTarget(torch.zeros(4, 4))
+    drafter = Noting(table_draft(torch.zeros(4, 4)), target=target, block_size=SIZE)
+    session = Engine(as_target(target), drafter=drafter, end_ids=[], batch_size=4).session()
+    samplings = (
+        Sampling(temperature=0.5, top_k=2), GREEDY, Sampling(temperature=2.0, top_p=0.3), Sampling(min_p=0.9)
+    )  # fmt: skip
+    for number, sampling in enumerate(samplings):
+        session.submit(Request(str(number), (0,), 9, sampling, seed=number))
+    session.step()
+    [found] = laws
+    assert found is not None
+    weights = [[math.exp(logit / heat) for logit in logits.tolist()] for heat in (0.5, 2.0, 1.0)]
+    expected = [[weight / sum(row) for weight in row] for row in weights]
+    torch.testing.assert_close(found, torch.tensor([expected[0], [0, 0, 0, 1], *expected[1:]]))
 
 
 def test_no_gradient_is_kept() -> None:

@@ -70,7 +70,7 @@ def test_a_stretch_of_time() -> None:
     assert figures.tokens_per_s == pytest.approx((1 + 4) / 3)
     assert figures.latencies.end_to_end_s.mean == 3.25
     assert figures.verification == Verification(1, 2, accepted_length=2.0, mean_length=2.0, acceptance=0.5)
-    assert list(figures.by_concurrency) == [2]
+    assert figures.by_concurrency == {2: figures.verification}
 
 
 def test_a_stretch_holds_its_beginning_and_not_its_end() -> None:

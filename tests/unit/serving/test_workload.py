@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -79,6 +80,14 @@ def test_poisson_gaps_are_exponential() -> None:
     assert stats.kstest(gaps, stats.expon(scale=0.2).cdf).pvalue > ALMOST_SURE
     assert found.offered_requests_per_s == pytest.approx(5.0, rel=4 / math.sqrt(4_000))
     assert found.offered_tokens_per_s == pytest.approx(found.offered_requests_per_s * found.output_tokens.mean())
+
+
+def test_what_is_drawn_is_drawn_apart() -> None:
+    """No column says anything of another: ranks of each pair are uncorrelated."""
+    found = poisson(dataclasses.replace(MIX, deadline=None), requests_per_s=1.0, num_requests=3_000, seed=8)
+    drawn = [np.diff(found.arrival_s, prepend=0.0), found.prompt_tokens, found.output_tokens, found.domain]
+    for first, second in itertools.combinations(drawn, 2):
+        assert stats.spearmanr(first, second).pvalue > ALMOST_SURE
 
 
 def test_another_load_brings_the_same_requests_closer_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,19 @@ def test_azure_2023(tmp_path: Path) -> None:
     assert found.requests.prompt_tokens.tolist() == [374, 396, 879]
     assert found.requests.output_tokens.tolist() == [44, 109, 55]
     assert found.num_left_out == 0
+
+
+def test_dates_are_not_the_readers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the night in which clocks are put back in New York, three hours are three hours."""
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-05 00:30:00,1,1\n2023-11-05 03:30:00,1,1\n"
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        found = read_trace(write(tmp_path, text), domain="chat").requests
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found.arrival_s.tolist() == [0.0, 3 * 3_600.0]
 
 
 def test_azure_2024_names_its_offset(tmp_path: Path) -> None:
