@@ -187,10 +187,11 @@ def test_tokens_are_told_as_they_are_committed() -> None:
 
 
 def test_a_caller_may_cancel_and_submit_when_it_is_told() -> None:
-    """As soon as it has seen 3 and 12: the round's other requests lose nothing, and what comes in starts anew."""
-    taken = dict[str, tuple[int, ...]]()
+    """Of a round and of a prefill: the other requests lose nothing and are told of all, who comes in starts anew."""
+    taken, told = dict[str, tuple[int, ...]](), dict[str, list[int]]()
 
     def on_commit(name: str, tokens: list[int], drafted: list[bool]) -> None:
+        told.setdefault(name, []).extend(tokens)
         if (name, tokens[0]) in (("a", 2), ("b", 11)):
             taken[name] = session.cancel(name).token_ids
             session.submit(asked(f"{name}2", 30, 6))
@@ -201,6 +202,7 @@ def test_a_caller_may_cancel_and_submit_when_it_is_told() -> None:
     found = drained(session)
     assert taken == {"a": (1, 2, 3, 4), "b": (11,)}
     assert found == {"c": tuple(range(21, 30)), "a2": tuple(range(31, 37)), "b2": tuple(range(31, 37))}
+    assert {name: tuple(tokens) for name, tokens in told.items()} == {**taken, **found}
 
 
 # What a policy says

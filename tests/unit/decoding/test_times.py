@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftsmith.decoding import session as session_module
 from draftsmith.decoding import times as times_module
+from draftsmith.decoding import verification
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.decoding.policies import DraftedBlocks
 from draftsmith.decoding.times import EngineTimes, Laps, StepTime
@@ -20,9 +21,9 @@ from tests.unit.decoding.toys import ScriptedDrafter, TableTarget, as_target, on
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = 20
-STATES, HEAD, DRAFT, CONTEXT, POLICY, TELLING = 1.0, 10.0, 100.0, 1000.0, 10**4, 10**5
-"""Seconds that a call takes: the target's layers, its LM head, a proposal, its context's upkeep, the policy, and the
-caller's own `on_commit`."""
+STATES, HEAD, DRAFT, CONTEXT, POLICY, TELLING, ACCEPTING = 1.0, 10.0, 100.0, 1000.0, 10**4, 10**5, 10**6
+"""Seconds that a call takes: the target's layers, its LM head, a proposal, its context's upkeep, the policy, the
+caller's own `on_commit`, and the acceptance of one wave."""
 
 
 class Clock:
@@ -47,6 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (session_module, times_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(verification, "verify_greedy", clock.costs(ACCEPTING, verification.verify_greedy))
     return clock
 
 
@@ -76,15 +78,15 @@ def test_each_part_of_a_step_is_charged_with_its_own_work(clock: Clock) -> None:
     told = clock.costs(TELLING, lambda name, tokens, drafted: None)
     engine.generate(requests, on_commit=told)
     times = engine.times
-    verify, draft = STATES + 2 * HEAD, DRAFT + CONTEXT
+    verify, draft, accept = STATES + 2 * HEAD, DRAFT + CONTEXT, 2 * ACCEPTING
     assert times.steps == [
-        StepTime(2, 12, 12, draft_s=draft, verify_s=verify, sample_s=POLICY + 2 * TELLING),
-        StepTime(1, 6, 6, draft_s=draft, verify_s=verify, sample_s=POLICY + TELLING),
+        StepTime(2, 12, 12, draft_s=draft, verify_s=verify, sample_s=POLICY + accept + 2 * TELLING),
+        StepTime(1, 6, 6, draft_s=draft, verify_s=verify, sample_s=POLICY + accept + TELLING),
     ]
     assert times.prefill_s == STATES + HEAD + CONTEXT + 2 * TELLING
     assert (times.num_steps, times.num_tokens) == (2, 20)
     assert (times.draft_s, times.verify_s) == (2 * draft, 2 * verify)
-    assert times.sample_s == 2 * POLICY + 3 * TELLING
+    assert times.sample_s == 2 * (POLICY + accept) + 3 * TELLING
     assert times.total_s == clock.now - 5.0
     assert times.total_s == times.prefill_s + sum(step.total_s for step in times.steps)
 
