@@ -21,11 +21,12 @@ from draftsmith.params_models import (
     Sequential,
     Target,
 )
+from draftsmith.params_serving import Profile, Serve
 
 __all__ = [
     "LAST_HIDDEN_KINDS", "Answers", "Benchmark", "Cache", "Calibrate", "Domain", "Drafter", "Dtype", "Evaluate",
-    "LossWeights", "Params", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Speed", "Study",
-    "Target", "Train", "load_params", "merged", "parse_params",
+    "LossWeights", "Params", "Profile", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Serve", "Speed",
+    "Study", "Target", "Train", "load_params", "merged", "parse_params",
 ]  # fmt: skip
 
 
@@ -206,6 +207,8 @@ class Params(Row):
     train: Train
     calibrate: Calibrate
     evaluate: Evaluate
+    profile: Profile = Profile()
+    serve: Serve = Serve()
     study: Study | None = None
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ PACKAGE = "draftsmith"
 
 # What may import what: a module imports those of lower levels, and its own folder.
 LEVELS = (
-    ("errors", "params", "params_models", "paths", "manifest", "figures", "termination", "storage", "storage_base",
+    ("errors", "params", "params_models", "params_serving", "paths", "manifest", "figures", "termination", "storage", "storage_base",
      "storage_local", "storage_disk", "storage_s3", "storage_s3_errors", "storage_s3_retry", "provenance",
      "tracking_database", "tracking", "deployment_names"),
     ("nn", "text"),
@@ -25,7 +25,7 @@ LEVELS = (
     ("training", "decoding"),
     ("calibration", "evaluation", "serving"),
     ("jobs",),
-    ("cli", "cli_options", "cli_cache", "cli_evaluate"),
+    ("cli", "cli_options", "cli_cache", "cli_evaluate", "cli_profile", "cli_serve"),
 )  # fmt: skip
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 BASE = LEVELS[0]
