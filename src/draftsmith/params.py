@@ -25,8 +25,8 @@ from draftsmith.params_serving import Profile, Serve
 
 __all__ = [
     "LAST_HIDDEN_KINDS", "Answers", "Benchmark", "Cache", "Calibrate", "Domain", "Drafter", "Dtype", "Evaluate",
-    "LossWeights", "Params", "Profile", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Serve", "Speed",
-    "Study", "Target", "Train", "load_params", "merged", "parse_params",
+    "LossWeights", "Params", "Profile", "PromptFile", "Prompts", "Row", "Run", "Sampling", "Sequential", "Serve",
+    "Speed", "Study", "Target", "Train", "load_params", "merged", "parse_params",
 ]  # fmt: skip
 
 
