@@ -17,8 +17,8 @@ PACKAGE = "draftsmith"
 # What may import what: a module imports those of lower levels, and its own folder.
 LEVELS = (
     ("errors", "params", "params_models", "params_serving", "paths", "manifest", "figures", "termination", "storage",
-     "storage_base", "storage_local", "storage_disk", "storage_s3", "storage_s3_errors", "storage_s3_retry", "provenance",
-     "tracking_database", "tracking", "deployment_names"),
+     "storage_base", "storage_local", "storage_disk", "storage_s3", "storage_s3_errors", "storage_s3_retry",
+     "provenance", "tracking_database", "tracking", "deployment_names"),
     ("nn", "text"),
     ("targets",),
     ("cache", "drafters"),
