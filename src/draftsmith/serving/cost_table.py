@@ -94,6 +94,19 @@ class CostTable:
             max_batch_tokens=self.max_batch_tokens,
         )
 
+    def with_fixed(self, seconds: float) -> CostTable:
+        """The table of steps that take `seconds` more, whatever their N.
+
+        Raises DraftsmithError unless they are finite and >= 0.
+        """
+        if not 0 <= seconds < float("inf"):
+            raise DraftsmithError("fixed seconds of a step", got=seconds, expected="finite, >= 0")
+        return CostTable(
+            self.batch_tokens,
+            steps_per_s=1 / (1 / self.steps_per_s + seconds),
+            max_batch_tokens=self.max_batch_tokens,
+        )
+
     def to_sidecar(self) -> dict[str, Any]:
         """SGLang's SPS file (METHOD 13)."""
         return {

@@ -20,6 +20,7 @@ class Steps:
     start_s: Floats
     draft_s: Floats
     verify_s: Floats
+    upkeep_s: Floats
     num_requests: Ints  # R
     num_drafting: Ints  # requests that drafted at least one token
     drafted: Ints  # draft tokens
@@ -33,12 +34,12 @@ class Steps:
     @classmethod
     def of(cls, rows: Sequence[tuple[float, ...]]) -> Steps:
         """One tuple a step, in the order of the columns."""
-        columns = np.array(rows, np.float64).reshape(len(rows), 12).T
-        return cls(*columns[:3], *columns[3:].astype(np.int64))
+        columns = np.array(rows, np.float64).reshape(len(rows), 13).T
+        return cls(*columns[:4], *columns[4:].astype(np.int64))
 
     @property
     def seconds(self) -> Floats:
-        return self.draft_s + self.verify_s
+        return self.draft_s + self.verify_s + self.upkeep_s
 
     @property
     def end_s(self) -> Floats:

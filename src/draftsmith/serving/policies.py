@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftsmith.decoding.policies import DraftedBlocks
 from draftsmith.errors import ContractError, DraftsmithError
@@ -24,14 +24,47 @@ from draftsmith.serving.scheduler import (
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+class StepTables:
+    """SPS(N) of whole steps: a profiled table, and what drafting and upkeep take for so many requests.
+
+    Theta counts tokens a second, so that the time of a step is all of it, whatever verification cannot change; where a
+    table is of verification alone, leaving out the rest makes every further token look dearer than it is.
+    """
+
+    def __init__(self, table: CostTable, *, fixed_s: ArrayLike | None = None) -> None:
+        """`fixed_s` [R + 1]: seconds for 0..R requests (`StepCosts.fixed_s`), its last for more; none adds nothing.
+
+        Raises DraftsmithError unless it is a list of finite seconds >= 0.
+        """
+        self._table, self._made = table, dict[int, CostTable]()
+        self._fixed_s = None if fixed_s is None else np.asarray(fixed_s, np.float64)
+        if self._fixed_s is not None and (
+            self._fixed_s.ndim != 1
+            or not len(self._fixed_s)
+            or not (np.isfinite(self._fixed_s) & (self._fixed_s >= 0)).all()
+        ):
+            raise DraftsmithError("fixed_s of a policy", got=fixed_s, expected="a list of finite seconds >= 0")
+
+    def of(self, num_requests: int) -> CostTable:
+        """SPS(N) of steps of `num_requests` requests."""
+        if self._fixed_s is None:
+            return self._table
+        place = min(num_requests, len(self._fixed_s) - 1)
+        if place not in self._made:
+            self._made[place] = self._table.with_fixed(float(self._fixed_s[place]))
+        return self._made[place]
+
+
 class SynchronousPolicy:
     """Algorithm 1 on the confidences of the step itself (DSpark section 3.2.2)."""
 
-    table: CostTable
+    def __init__(self, table: CostTable, *, fixed_s: ArrayLike | None = None) -> None:
+        """`fixed_s`: as `StepTables`."""
+        self.tables = StepTables(table, fixed_s=fixed_s)
 
     def __call__(self, blocks: DraftedBlocks) -> list[int]:
-        return schedule_prefix(survival_of(_confidence(blocks, "the prefix scheduler")), table=self.table).tolist()
+        survival = survival_of(_confidence(blocks, "the prefix scheduler"))
+        return schedule_prefix(survival, table=self.tables.of(blocks.num_requests)).tolist()
 
 
 @dataclass
@@ -51,14 +84,15 @@ class AsynchronousPolicy:
     first `staleness` steps nothing has a history.
     """
 
-    def __init__(self, table: CostTable, *, staleness: int = 2) -> None:
-        """`staleness`: steps between the confidences that set a budget and the step it is for.
+    def __init__(self, table: CostTable, *, fixed_s: ArrayLike | None = None, staleness: int = 2) -> None:
+        """`staleness`: steps between the confidences that set a budget and the step it is for; `fixed_s`: as
+        `StepTables`.
 
         Raises DraftsmithError below 1: a budget from the step's own confidences knows the tokens that it decides on.
         """
         if staleness < 1:
             raise DraftsmithError("the budget must come from an earlier step", got=staleness, expected="staleness >= 1")
-        self.table, self.staleness = table, staleness
+        self.tables, self.staleness = StepTables(table, fixed_s=fixed_s), staleness
         self._request_ids: tuple[str, ...] = ()
         self._memory: deque[_Step] = deque()
 
@@ -72,7 +106,7 @@ class AsynchronousPolicy:
         if then.shape[1] != blocks.block_size:
             raise ContractError("the block size changed between steps", got=blocks.block_size, expected=then.shape[1])
         self._memory.append(_Step(now, np.arange(blocks.num_requests)))
-        budget = draft_budget(then, num_requests=blocks.num_requests, table=self.table)
+        budget = draft_budget(then, num_requests=blocks.num_requests, table=self.tables.of(blocks.num_requests))
         return admit(now, budget=budget).tolist()
 
     def _follow(self, request_ids: tuple[str, ...]) -> None:

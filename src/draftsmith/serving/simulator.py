@@ -125,7 +125,9 @@ class _Run:
         self._first, self._last = rounds.first[answers], rounds.last[answers]
         most = min(limits.max_requests, len(requests))
         self._verify_s = 1.0 / costs.verification.look_up(np.arange(most * (block_size + 1) + 1))
-        self._draft_s = np.zeros(most + 1) if costs.drafting is None else costs.drafting.up_to(most)
+        self._draft_s, self._upkeep_s = (
+            np.zeros(most + 1) if cost is None else cost.up_to(most) for cost in (costs.drafting, costs.upkeep)
+        )
         self._state = np.zeros((len(_Slot), most), np.int64)
         self._num, self._reserved, self._clock = 0, 0, 0.0
         self._ids: list[str] = []
@@ -164,16 +166,16 @@ class _Run:
         committed = np.minimum(committed, state[_Slot.LEFT])
         counts = np.array((drafted, lengths, accepted, committed))
         num_drafted, num_verified, num_accepted, num_committed = counts.sum(axis=1).tolist()
-        num_drafting = num if num_drafted == num * self._block_size else int(np.count_nonzero(drafted))
         context = int(state[_Slot.CONTEXT].sum())
-        draft_s, verify_s = float(self._draft_s[num_drafting]), float(self._verify_s[num + num_verified])
+        num_drafting, draft_s = self._drafting_cost(drafted, num_drafted)
+        verify_s, upkeep_s = float(self._verify_s[num + num_verified]), float(self._upkeep_s[num])
         if self._costs.context is not None:
             verify_s += self._costs.context.seconds(context, num_requests=num)
         self._steps.append((
-            self._clock, draft_s, verify_s, num, num_drafting, num_drafted, num_verified, num_accepted, num_committed,
-            context + num_verified, self._reserved, len(self._waiting),
+            self._clock, draft_s, verify_s, upkeep_s, num, num_drafting, num_drafted, num_verified, num_accepted,
+            num_committed, context + num_verified, self._reserved, len(self._waiting),
         ))  # fmt: skip
-        self._clock += draft_s + verify_s
+        self._clock += draft_s + verify_s + upkeep_s
         state[_Slot.ROUND] = np.where(replayed == state[_Slot.LAST], state[_Slot.FIRST], replayed + 1)
         state[_Slot.LEFT] -= committed
         state[_Slot.CONTEXT] += committed
@@ -276,6 +278,14 @@ class _Run:
         if type(self._drafting) is DraftAll:  # which needs no history
             return np.full(self._num, self._block_size)
         return self._checked(self._drafting.draft_lengths(request_ids, self._history()), "draft lengths")
+
+    def _drafting_cost(self, drafted: Ints, num_drafted: int) -> tuple[int, float]:
+        """(requests that draft, seconds)."""
+        if num_drafted == self._num * self._block_size:
+            return self._num, float(self._draft_s[self._num])
+        num_drafting, cost = int(np.count_nonzero(drafted)), self._costs.drafting
+        share = 1.0 if cost is None else cost.share(int(drafted.max()), block_size=self._block_size)
+        return num_drafting, share * float(self._draft_s[num_drafting])
 
     def _choose(self, request_ids: tuple[str, ...], *, replayed: Ints, drafted: Ints) -> Ints:
         """Tokens of each block that are verified [R]: the policy's lengths, no more than were drafted."""

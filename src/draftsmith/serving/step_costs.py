@@ -17,36 +17,69 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class DraftingCost:
-    """Seconds to draft a block for so many requests, as measured; straight lines between the points, flat beyond them.
-
-    A shortened block costs as much as a whole one: a parallel drafter runs all of its slots at once, and its sequential
-    loop is a small part of a round (METHOD 11).
-    """
+class RequestsCost:
+    """Seconds by requests of a step, as measured; straight lines between the points, flat beyond them."""
 
     num_requests: tuple[int, ...]  # [P], >= 1, strictly increasing
     seconds: tuple[float, ...]  # [P], >= 0
 
     def __post_init__(self) -> None:
-        counts, seconds = np.array(self.num_requests), np.array(self.seconds)
+        counts, seconds, what = np.array(self.num_requests), np.array(self.seconds), self._what()
         if len(counts) == 0 or len(counts) != len(seconds):
             raise DraftsmithError(
-                "a drafting cost needs seconds for each number of requests",
+                f"{what} needs seconds for each number of requests",
                 got=f"{len(counts)} numbers, {len(seconds)} seconds",
                 expected="as many of each, at least one",
             )
         if counts[0] < 1 or not (np.diff(counts) > 0).all():
             raise DraftsmithError(
-                "numbers of requests of a drafting cost", got=self.num_requests, expected=">= 1, strictly increasing"
+                f"numbers of requests of {what}", got=self.num_requests, expected=">= 1, strictly increasing"
             )
         if not (np.isfinite(seconds) & (seconds >= 0)).all():
-            raise DraftsmithError("seconds of a drafting cost", got=self.seconds, expected="finite, >= 0")
+            raise DraftsmithError(f"seconds of {what}", got=self.seconds, expected="finite, >= 0")
 
     def up_to(self, max_requests: int) -> Floats:
-        """Seconds for 0, 1, .., `max_requests` requests that draft [R + 1]; none draft for nothing."""
+        """Seconds for 0, 1, .., `max_requests` requests [R + 1]; none cost nothing."""
         seconds = np.interp(np.arange(max_requests + 1), self.num_requests, self.seconds)
         seconds[0] = 0.0
         return seconds
+
+    @classmethod
+    def _what(cls) -> str:
+        return "a cost by requests"
+
+
+@dataclass(frozen=True)
+class DraftingCost(RequestsCost):
+    """Seconds to draft whole blocks for so many requests.
+
+    Where the longest block that a step drafts has k of K slots, it takes `fixed_share` + (1 - `fixed_share`) k / K of
+    that: a parallel drafter runs all of its slots at once, and only the LM head and the sequential loop are spared.
+    """
+
+    fixed_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.fixed_share <= 1:
+            raise DraftsmithError("fixed_share of a drafting cost", got=self.fixed_share, expected="0 to 1")
+
+    def share(self, longest: int, *, block_size: int) -> float:
+        """Of the seconds for whole blocks, if the longest one has `longest` slots of K."""
+        return self.fixed_share + (1 - self.fixed_share) * longest / block_size
+
+    @classmethod
+    def _what(cls) -> str:
+        return "a drafting cost"
+
+
+@dataclass(frozen=True)
+class UpkeepCost(RequestsCost):
+    """Seconds of a step outside drafter and target: acceptance, sampling, bookkeeping."""
+
+    @classmethod
+    def _what(cls) -> str:
+        return "an upkeep cost"
 
 
 @dataclass(frozen=True)
@@ -90,14 +123,26 @@ class ContextCost:
 class StepCosts:
     """What a step costs; a part that is None costs nothing.
 
-    A step takes drafting(requests that draft) + 1 / SPS(N) + context(tokens in the contexts of the batch) seconds. The
-    table is the simulated machine's own; a policy may believe in another.
+    A step takes drafting(requests that draft, longest block) + 1 / SPS(N) + context(tokens in the contexts of the
+    batch) + upkeep(R) seconds. The table is the simulated machine's own; a policy may believe in another.
     """
 
     verification: CostTable
     drafting: DraftingCost | None = None
     prefill: PrefillCost | None = None
     context: ContextCost | None = None
+    upkeep: UpkeepCost | None = None
+
+    def fixed_s(self, max_requests: int) -> Floats:
+        """Seconds of a step that verification does not change, for 0..`max_requests` requests that all draft [R + 1].
+
+        What a policy needs to weigh tokens against the time of whole steps (`serving.policies`).
+        """
+        seconds = np.zeros(max_requests + 1)
+        for cost in (self.drafting, self.upkeep):
+            if cost is not None:
+                seconds += cost.up_to(max_requests)
+        return seconds
 
 
 def _check_seconds(name: str, seconds: float) -> None:

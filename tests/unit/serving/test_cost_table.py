@@ -168,3 +168,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x80")
     with pytest.raises(DraftsmithError, match=r"is not text.*binary\.json"):
         read_cost_table(tmp_path / "binary.json")
+
+
+def test_fixed_seconds_lengthen_every_step() -> None:
+    table = CostTable([1, 4], steps_per_s=[4.0, 2.0], max_batch_tokens=9)
+    longer = table.with_fixed(0.25)
+    assert longer.steps_per_s.tolist() == [2.0, pytest.approx(4 / 3)]
+    assert (longer.batch_tokens.tolist(), longer.max_batch_tokens) == ([1, 4], 9)
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(DraftsmithError, match="fixed seconds of a step"):
+            table.with_fixed(seconds)

@@ -17,6 +17,7 @@ from draftsmith.serving.policies import (
     FixedLength,
     NoSpeculation,
     StaticThreshold,
+    StepTables,
     SynchronousPolicy,
 )
 from tests.unit.serving import plain
@@ -251,3 +252,29 @@ def test_lengths_are_plain_numbers() -> None:
     step = blocks("ab", [0.5, 0.5], [0.5, 0.5])
     for policy in (SynchronousPolicy(FLAT), AsynchronousPolicy(FLAT), StaticThreshold(0.2)):
         assert [type(length) for length in policy(step)] == [int, int]
+
+
+# The time of whole steps
+
+
+def test_fixed_seconds_make_further_tokens_cheaper() -> None:
+    """Verification alone doubles its time by one token: 1.9 * 5 < 10. With .9 s more it is 1.9 / 1.1 > 1 / 1."""
+    table = CostTable([1, 2], steps_per_s=[10.0, 5.0])
+    told = blocks("a", [0.9, 0.0])
+    assert SynchronousPolicy(table)(told) == [0]
+    assert SynchronousPolicy(table, fixed_s=[0.0, 0.9])(told) == [1]
+    asynchronous = AsynchronousPolicy(table, fixed_s=[0.0, 0.9], staleness=1)
+    assert [asynchronous(told), asynchronous(told)] == [[2], [1]]
+    assert AsynchronousPolicy(table, staleness=1)(told) == [2]
+
+
+def test_fixed_seconds_are_those_of_the_requests_of_the_step() -> None:
+    tables = StepTables(FLAT, fixed_s=[0.0, 1.0, 3.0])
+    assert [tables.of(number).look_up(1) for number in (1, 2, 7)] == [0.5, 0.25, 0.25]
+    assert StepTables(FLAT).of(3) is FLAT
+
+
+@pytest.mark.parametrize("fixed_s", [[], [[0.1]], [-0.1], [math.nan], [math.inf], 0.1])
+def test_fixed_seconds_that_cannot_be(fixed_s: list[float]) -> None:
+    with pytest.raises(DraftsmithError, match="fixed_s of a policy"):
+        StepTables(FLAT, fixed_s=fixed_s)
