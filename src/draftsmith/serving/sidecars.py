@@ -76,8 +76,10 @@ def check_sps(body: Mapping[str, Any], *, where: str) -> None:
         raise DraftsmithError(f"{PROBES} of an SPS file", got=list(probes), expected="strictly increasing", where=where)
     _each(rates, RATES, where)
     most = body.get(MAXIMUM)
-    if not _is_whole(most) or most < probes[-1]:
-        raise DraftsmithError(f"{MAXIMUM} of an SPS file", got=most, expected=f"whole, >= {probes[-1]}", where=where)
+    if not isinstance(most, int) or isinstance(most, bool) or most < probes[-1]:
+        raise DraftsmithError(
+            f"{MAXIMUM} of an SPS file", got=repr(most), expected=f"whole, >= {probes[-1]}", where=where
+        )
 
 
 def _numbers(body: Mapping[str, Any], name: str, where: str) -> Sequence[float]:
