@@ -1,20 +1,17 @@
 """The page that one opens to decide which drafter ships: all that an evaluation measured, in one HTML file.
 
-Everything is inside: Plotly's script, styles, numbers and sample answers. A content security policy forbids the page
-to load anything else. What a switch changes is in the page in every position, made here; the page's script only shows,
-hides and draws.
+Everything is inside, see `page_document`. What a switch changes is in the page in every position, made here; the
+page's script only shows, hides and draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from draftsmith.evaluation.page_differences import Differences
+from draftsmith.evaluation.page_document import document
 from draftsmith.evaluation.page_figures import (
     MIN_ROUNDS,
     acceptance_figure,
@@ -30,7 +27,6 @@ from draftsmith.evaluation.page_html import (
     When,
     blocks,
     details,
-    escape,
     paragraph,
     section,
     switch,
@@ -52,10 +48,6 @@ from draftsmith.evaluation.page_tables import counts_grid, glance_grid, length_t
 from draftsmith.evaluation.page_tokens import sample_data, token_view
 from draftsmith.evaluation.paired import BONUSES
 
-POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
 INTERVALS = "Intervals: 95 % by bootstrap over prompts; another training seed is not in them."
 BONUS_LABELS = {"with": "counted", "without": "not counted"}
 SECTIONS = (
@@ -87,23 +79,8 @@ def evaluation_page(reports: Sequence[PageInput], *, title: str) -> str:
     another key, or a body is of another schema version.
     """
     page = page_of([(report.evaluate, report.samples) for report in reports])
-    parts = files("draftsmith.evaluation")
-    style, script = (parts.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    links = "".join(f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text in SECTIONS)
-    theme = "".join(f'<option value="{value}">{value}</option>' for value in ("auto", "light", "dark"))
     body = "".join(make(page) for make in _MAKERS)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>\n{style}</style>\n</head>\n<body>\n'
-        f'<header><h1>{escape(title)}</h1><label class="theme">Colours <select id="theme">{theme}</select></label>'
-        f'<nav aria-label="Sections"><ol>{links}</ol></nav>'
-        "<noscript><p>Without JavaScript the tables below show; figures, switches and the token view do not.</p>"
-        f"</noscript></header>\n<main>\n{body}\n</main>\n"
-        f"<script>{get_plotlyjs()}</script>\n<script>\n{script}</script>\n</body>\n</html>\n"
-    )
+    return document(title=title, sections=SECTIONS, body=body, without_script="figures, switches and the token view")
 
 
 def _evaluated(page: Page) -> str:
