@@ -64,7 +64,7 @@ def study(
     policies = [NONE, *FIXED, *(CONFIDENT if confidence else []), *EXITS]
     if rates is None:
         rates = rates_by_formula(policies, loads, gain=gain)
-    policies = [item for item in policies if item["name"] in rates]
+    policies = [dict(item) for item in policies if item["name"] in rates]
     pareto = [_series(item, loads, rates, error) for item in policies]
     body: Body = {
         "schema_version": 1, "key": key, "name": name, "synthetic": synthetic,
@@ -95,7 +95,7 @@ def study(
         "staleness": _staleness() if confidence else None,
         "believed": [{"policy": "sync", "table": table, "concurrency": load, "tokens_per_s": 50.0 * load,
                       "ratio": 1.0 if table == "monotone" else 0.97}
-                     for table in ("monotone", "jagged") for load in loads] if confidence else None,
+                     for table in ("monotone", "jagged") for load in loads] if "sync" in rates else None,
         "early_exit": {"rows": _exits(policies, loads, rates)},
         "answers": {"staleness": "Staleness costs little." if confidence else None,
                     "early_exit": "Early exit pays.", "policy": "Most tokens a second: see there."},

@@ -24,6 +24,7 @@ from draftsmith.evaluation.page_html import (
 from draftsmith.evaluation.page_plot import Figure, figure_html
 from draftsmith.serving.headline import headline
 from draftsmith.serving.page_closed import by_load_figures, early_exit_figures, pareto_figure
+from draftsmith.serving.page_marks import made_up
 from draftsmith.serving.page_model import Body, Scenario, scenarios_of
 from draftsmith.serving.page_open import (
     latency_figures,
@@ -53,7 +54,6 @@ SECTIONS = (
     ("settings", "Settings for vLLM and SGLang"),
 )
 TITLES = dict(SECTIONS)
-MADE_UP = "SYNTHETIC: nothing here was measured"
 WORKLOAD_LABELS = {
     "poisson": "even (Poisson)", "bursty": "bursts", "diurnal": "daily rhythm", "agentic": "agents", "trace": "trace",
 }  # fmt: skip
@@ -233,9 +233,7 @@ def _scenario_switch(page: _Page, place: str) -> str:
 
 def _marked(scenario: Scenario, made: str) -> str:
     """Under a large sign where nothing was measured."""
-    if not scenario.synthetic:
-        return made
-    return f'<p class="made-up" role="note">{escape(MADE_UP)} ({escape(scenario.name)})</p>{made}'
+    return made_up(scenario.name) + made if scenario.synthetic else made
 
 
 def _plot(scenario: Scenario, figure: Figure) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftsmith.evaluation.grid import MISSING, Grid, number, percent
 from draftsmith.evaluation.page_plot import Figure, Trace, axis, layout
+from draftsmith.serving.page_marks import watermark
 from draftsmith.serving.page_model import Body, Scenario, Style, hovering, rounded, short, signed, users
 
 WIDE_RANGE = 24
@@ -40,7 +41,7 @@ def pareto_figure(scenario: Scenario) -> Figure:
         layout=layout(
             x=axis(SPEED, **scale([point["user_tokens_per_s"]["p50"] for point in found], wide=wide)),
             y=axis(RATE, **scale([point["tokens_per_s"] for point in found], wide=wide)),
-            **watermark(scenario),
+            **marked(scenario),
         ),
         numbers=Grid(
             ("policy, users", "tokens/s", "error", "median user's tokens/s", "over no drafter", "accepted length",
@@ -140,7 +141,7 @@ def _by_load(
         name=f"{what}-{scenario.name}",
         title=title,
         traces=traces,
-        layout=layout(x=load_axis(scenario.loads), y=axis(unit, rangemode="tozero", **more), **watermark(scenario)),
+        layout=layout(x=load_axis(scenario.loads), y=axis(unit, rangemode="tozero", **more), **marked(scenario)),
         numbers=Grid(("policy", *map(users, scenario.loads)), tuple(lines)),
         note="The policies that the frontier opens with; the others are in the numbers.",
         height=380,
@@ -186,7 +187,7 @@ def _exits(scenario: Scenario, rows: Sequence[Body], what: str, title: str) -> F
         name=f"exit-{what.replace('_', '-')}-{scenario.name}",
         title=title,
         traces=traces,
-        layout=layout(x=load_axis(loads), y=axis("", tickformat=".0%"), **watermark(scenario)),
+        layout=layout(x=load_axis(loads), y=axis("", tickformat=".0%"), **marked(scenario)),
         numbers=Grid(("policy", *map(users, loads)), tuple(lines)),
         note="Hollow points lie within the noise." if what == "gain" else "",
         height=360,
@@ -199,19 +200,6 @@ def load_axis(loads: Sequence[int]) -> dict[str, Any]:
     return axis("users", type="log", tickvals=list(loads), ticktext=[str(load) for load in loads], showgrid=False)
 
 
-def watermark(scenario: Scenario) -> dict[str, Any]:
-    """Over what is made up, in the saved image as well."""
-    if not scenario.synthetic:
-        return {}
-    mark = {
-        "text": "SYNTHETIC",
-        "xref": "paper",
-        "yref": "paper",
-        "x": 0.5,
-        "y": 0.5,
-        "showarrow": False,
-        "opacity": 0.22,
-        "textangle": -14,
-        "font": {"size": 46, "color": "var(--faint)"},
-    }
-    return {"annotations": [mark]}
+def marked(scenario: Scenario) -> dict[str, Any]:
+    """The sign over what is made up."""
+    return watermark() if scenario.synthetic else {}

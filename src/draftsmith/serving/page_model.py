@@ -133,7 +133,7 @@ def scenarios_of(body: Body, *, profiles: Mapping[str, Body]) -> tuple[Scenario,
             expected=f"{SCHEMA_VERSION}; run the serve stage again",
             where=f"serve.json of {body.get('key', 'an unnamed key')}",
         )
-    studies = [body, *body.get("what_if", ())]
+    studies = [body, *body["what_if"]]
     names = [str(study["name"]) for study in studies]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from draftsmith.evaluation.grid import MISSING, Grid, number, percent
 from draftsmith.evaluation.page_html import plot_text
 from draftsmith.evaluation.page_plot import Figure, Trace, axis, layout
-from draftsmith.serving.page_closed import load_axis, watermark
+from draftsmith.serving.page_closed import load_axis, marked
 from draftsmith.serving.page_model import Body, Scenario, hover_text, hovering, rounded, short, signed, users
 
 QUANTILES = ("p50", "p90", "p95", "p99")
@@ -110,7 +110,7 @@ def _rows_figure(
             x=axis("load, of the best throughput in the closed loop", type="category", showgrid=False),
             y=axis(unit, rangemode="tozero"),
             barmode="group",
-            **watermark(scenario),
+            **marked(scenario),
         ),
         numbers=Grid(("policy, load", *headers, "overloaded"), tuple(lines)),
         note=note,
@@ -141,7 +141,8 @@ def _heat(scenario: Scenario, found: Body, what: str, title: str, *, better: str
     columns = ["synchronous" if value == 0 else str(value) for value in steps]
     rows = ["even" if factor == 1 else f"{factor:g} times" for factor in bursts]
     values = [[cells[factor, value][what] for value in steps] for factor in bursts]
-    most = max([0.01, *(abs(value) for line in values for value in line)])
+    # The synchronous one may be far from all others, which would then share a colour.
+    most = max([0.01, *(abs(cell[what]) for cell in found["cells"] if cell["staleness"] > 0)])
     low, high = ("var(--worse)", "var(--better)") if better == "more" else ("var(--better)", "var(--worse)")
     trace = {
         "type": "heatmap",
@@ -173,7 +174,7 @@ def _heat(scenario: Scenario, found: Body, what: str, title: str, *, better: str
         layout=layout(
             x=axis("steps between confidences and the budget", type="category", showgrid=False),
             y=axis("rate in bursts", type="category", showgrid=False),
-            **watermark(scenario),
+            **marked(scenario),
         ),
         numbers=Grid(
             ("rate in bursts", *columns),
@@ -229,7 +230,7 @@ def _curve(scenario: Scenario, profile: Body, what: str, title: str, unit: str) 
         layout=layout(
             x=axis("tokens in the batch, anchors included", rangemode="tozero"),
             y=axis(unit, rangemode="tozero"),
-            **watermark(scenario),
+            **marked(scenario),
         ),
         numbers=Grid(("table, tokens", unit), tuple(lines)),
         note="A measured rate holds up to the next point.",
@@ -257,7 +258,7 @@ def _believed(scenario: Scenario) -> Figure:
         title="Schedulers that believe in the measured table",
         traces=traces,
         layout=layout(
-            x=load_axis(loads), y=axis("tokens/s", tickformat="+.1%", range=[-most, most]), **watermark(scenario)
+            x=load_axis(loads), y=axis("tokens/s", tickformat="+.1%", range=[-most, most]), **marked(scenario)
         ),
         numbers=Grid(("policy", *map(users, loads)), tuple(lines)),
         note="Over the same scheduler with the monotone table, on the machine as measured.",
