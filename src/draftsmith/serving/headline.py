@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftsmith.serving.page_model import short, signed, users
+from draftsmith.serving.page_model import MEASURED, short, signed, users
 
 Body = Mapping[str, Any]
 PLAIN = "none"
@@ -20,7 +20,8 @@ def headline(study: Body) -> list[str]:
 
 def _against_plain(study: Body, labels: Mapping[str, str]) -> str:
     """Where a policy clearly beats plain decoding: the best is another, and plain decoding not as good."""
-    where = "In this made-up setting" if study["synthetic"] else "On this machine"
+    where = "On this machine" if study["name"] == MEASURED else f'On the machine of profile "{study["name"]}"'
+    where = "In this made-up setting" if study["synthetic"] else where
     best = study["best_by_concurrency"]
     ahead = [row for row in best if row["policy"] != PLAIN and PLAIN not in row["as_good"]]
     if not ahead:

@@ -17,7 +17,8 @@ LATENCIES = (
     ("tpot_s", "Time of each further token", "seconds"),
     ("end_to_end_s", "Time to the last token", "seconds"),
 )
-TRACE = "trace"
+MOST_POINTS = 160
+"""Of a curve of the profile, which has a point for every number of tokens."""
 
 
 def workloads(scenarios: Sequence[Scenario]) -> list[str]:
@@ -212,7 +213,7 @@ def profile_figures(scenario: Scenario) -> list[Figure]:
 def _curve(scenario: Scenario, profile: Body, what: str, title: str, unit: str) -> Figure:
     traces, lines = [], []
     for part, label, slot, dash in (("jagged", "as measured", 0, "solid"), ("table", "monotone", 1, "dash")):
-        tokens, rates = profile[part]["sample_batch_tokens"], profile[part]["sample_steps_per_sec"]
+        tokens, rates = thinned(profile[part]["sample_batch_tokens"], profile[part]["sample_steps_per_sec"])
         values = rates if what == "rate" else [1000 / rate for rate in rates]
         traces.append({
             "type": "scatter", "mode": "lines" if len(tokens) > 60 else "lines+markers", "name": label,
@@ -233,9 +234,18 @@ def _curve(scenario: Scenario, profile: Body, what: str, title: str, unit: str) 
             **marked(scenario),
         ),
         numbers=Grid(("table, tokens", unit), tuple(lines)),
-        note="A measured rate holds up to the next point.",
+        note=f"A rate holds up to the next point. Shown where it changes, at {MOST_POINTS} points at most.",
         size="half",
     )
+
+
+def thinned(tokens: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The points where the rate changes and the last one; of more than `MOST_POINTS`, so many, evenly over them."""
+    last = len(tokens) - 1
+    kept = [place for place in range(len(tokens)) if place in (0, last) or rates[place] != rates[place - 1]]
+    if len(kept) > MOST_POINTS:
+        kept = [kept[round(step * (len(kept) - 1) / (MOST_POINTS - 1))] for step in range(MOST_POINTS)]
+    return [tokens[place] for place in kept], [rates[place] for place in kept]
 
 
 def _believed(scenario: Scenario) -> Figure:

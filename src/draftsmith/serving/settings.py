@@ -30,6 +30,7 @@ from draftsmith.serving.engines import (
 
 Body = Mapping[str, Any]
 PLAIN = "none"
+BY_LOAD = "draft tokens by the requests in flight"
 SERVED_STALENESS = 2
 """Steps between confidences and the budget made of them: SGLang's default (and the paper's)."""
 
@@ -187,8 +188,9 @@ class _Table:
             last = self.loads[end] - 1 if end < len(chosen) else None
             rows.append(self._row(chosen[start], tuple(self.loads[start:end]), last))
         plain = rows[-1].num_draft_tokens == 0
+        one = self._one_server()
         return EngineSettings(
-            self.engine, tuple(rows), self._one_server(), rows[-1].first if plain else None, tuple(self._notes())
+            self.engine, tuple(rows), one, rows[-1].first if plain else None, tuple(self._notes(rows, one))
         )
 
     def _options(self, policies: Sequence[Body]) -> list[Option]:
@@ -273,7 +275,7 @@ class _Table:
                 launch = schedule_launch(
                     self.engine, self.drafter, steps=steps, max_requests=self.max_requests, sampled=self.sampled
                 )
-                found.append((shares, "draft tokens by the requests in flight", launch))
+                found.append((shares, BY_LOAD, launch))
         shares, label, launch = max(found, key=lambda item: min(item[0].values()))
         worst = min(shares, key=lambda load: shares[load])
         return OneServer(label, shares[worst], worst, launch)
@@ -294,7 +296,7 @@ class _Table:
                 steps.append((load, following - 1, tokens))
         return steps, shares
 
-    def _notes(self) -> list[str]:
+    def _notes(self, rows: Sequence[Setting], one: OneServer) -> list[str]:
         refused = refusal(self.engine, self.drafter)
         if refused is not None:
             return [f"{refused}; so only plain decoding is set."]
@@ -302,22 +304,25 @@ class _Table:
         notes = [
             f"{name} has no static threshold on confidence and no early exit of single requests; these are left out."
         ]
-        if self.drafter.kind in ("dspark", "dflash"):
+        if has_scheduler(self.engine, self.drafter):
+            notes.append(_SCHEDULER_NOTES[self.engine])
+        if all(row.num_draft_tokens == 0 for row in rows):
+            return notes
+        lengths = {row.num_draft_tokens for row in rows} | ({1} if one.label == BY_LOAD else set())
+        if self.drafter.kind in ("dspark", "dflash") and any(0 < (tokens or 0) < self.drafter.block_size
+                                                             for tokens in lengths):  # fmt: skip
             notes.append(
                 f"Fewer draft tokens than the block size {self.drafter.block_size} make {name} draft a shorter block; "
                 "the study cut the drafts of whole blocks."
             )
-        if self.engine == "vllm":
-            notes.append(
-                "Numbers of draft tokens by batch size are not for data parallelism (vLLM falls back to the most)."
-            )
-        else:
+        if self.engine == "sglang":
             notes.append("Draft tokens are counted with the anchor: one more than the study's.")
-        if has_scheduler(self.engine, self.drafter):
-            notes.append(_SCHEDULER_NOTES[self.engine])
-        if self.engine == "sglang" and not has_schedule(self.engine, self.drafter):
-            notes.append("One SGLang server cannot end speculation at a load: route by load to servers of either kind.")
-        if self.sampled and self.engine == "vllm":
+            if len(rows) > 1 and not has_schedule(self.engine, self.drafter):
+                notes.append("One SGLang server keeps one setting: route by load to servers of either kind.")
+            return notes
+        if one.label == BY_LOAD:
+            notes.append("Draft tokens by batch size are not for data parallelism (vLLM then takes the most).")
+        if self.sampled:
             notes.append("Drafts are sampled, as they were in the study; vLLM's default is the likeliest token.")
         return notes
 

@@ -54,6 +54,10 @@ def test_what_is_made_up_is_no_machine() -> None:
     assert first([9.0, 9.0, 9.0], synthetic=True, name="tiles").startswith("In this made-up setting no policy beats")
 
 
+def test_another_machine_is_named() -> None:
+    assert first([9.0, 9.0, 9.0], name="h200").startswith('On the machine of profile "h200" no policy beats')
+
+
 def test_anchors_name_the_best_policy_and_its_gain() -> None:
     body = study(rates={"none": PLAIN, "fixed_1": [15.0, 26.0, 44.0]}, loads=LOADS)
     told = headline(body)

@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 from draftsmith.errors import DraftsmithError
 from draftsmith.serving.page import SECTIONS, serve_page
 from draftsmith.serving.page_model import scenarios_of, short, signed, users
+from draftsmith.serving.page_open import MOST_POINTS, thinned
 from tests.html_reader import Node, read_html, table_cells
 from tests.serve_bodies import profile, study
 
@@ -216,12 +217,23 @@ def test_the_profile_has_both_tables() -> None:
     measured, monotone = found["profile-rate-measured"]["data"]
     assert (measured["name"], monotone["name"]) == ("as measured", "monotone")
     assert measured["y"] == pytest.approx(PROFILES["measured"]["jagged"]["sample_steps_per_sec"], rel=1e-5)
-    assert monotone["y"] == pytest.approx(PROFILES["measured"]["table"]["sample_steps_per_sec"], rel=1e-5)
+    rates = PROFILES["measured"]["table"]["sample_steps_per_sec"]
+    assert rates[3] == rates[2]
+    assert monotone["y"] == pytest.approx([*rates[:3], *rates[4:]], rel=1e-5)
     assert measured["line"]["shape"] == "hv"
     times = found["profile-time-measured"]["data"][0]["y"]
     assert times == pytest.approx([1000 / rate for rate in measured["y"]], rel=1e-4)
     believed = trace(found["believed-measured"], "sync")
     assert believed["y"] == pytest.approx([-0.03] * 5)
+
+
+def test_a_curve_keeps_the_points_where_it_changes_and_not_too_many() -> None:
+    assert thinned([1, 2, 3, 4, 5], [9.0, 9.0, 7.0, 7.0, 7.0]) == ([1, 3, 5], [9.0, 7.0, 7.0])
+    tokens, rates = thinned(list(range(1, 2001)), [1 / count for count in range(1, 2001)])
+    assert len(tokens) == MOST_POINTS
+    assert (tokens[0], tokens[-1]) == (1, 2000)
+    assert rates == [1 / count for count in tokens]
+    assert len(set(tokens)) == len(tokens)
 
 
 def test_the_anchors_table_says_bounds_gains_and_what_is_out_of_reach() -> None:

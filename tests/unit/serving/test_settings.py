@@ -178,6 +178,18 @@ def test_a_dflash_from_the_anchor_runs_as_dspark_in_vllm() -> None:
     assert flag(sglang.rows[0].launch.command, "--speculative-num-draft-tokens") == "8"
 
 
+def test_notes_tell_what_concerns_the_settings() -> None:
+    vllm, sglang = recommend(study(rates=FALLING, loads=LOADS))
+    for item in (vllm, sglang):
+        assert any("make" in note and "draft a shorter block" in note for note in item.notes)
+    assert any("data parallelism" in note for note in vllm.notes)
+    assert any("Drafts are sampled" in note for note in vllm.notes)
+    plain = recommend(study(rates={"none": [10.0], "fixed_7": [9.0]}, loads=(1,), confidence=False))
+    assert [len(item.notes) for item in plain] == [1, 1]
+    whole = of("vllm", study(rates={"none": [10.0], "fixed_7": [20.0]}, loads=(1,), confidence=False))
+    assert not any("shorter block" in note or "data parallelism" in note for note in whole.notes)
+
+
 def test_the_body_is_json_and_keeps_the_rows() -> None:
     settings = recommend(study(rates=SCHEDULED, loads=LOADS))
     body = settings_body(settings)
