@@ -12,12 +12,19 @@ Count = Annotated[int, Field(gt=0)]
 
 
 class Profile(Row):
-    """Steps of the real engine, timed on this machine: three sweeps, over batch tokens, requests and context."""
+    """Steps of the real engine, timed on this machine: sweeps over batch tokens, requests and context.
+
+    Each shape of a step is timed `repeats` times, fewer if that took longer than about `budget_s`; `warmup` steps
+    before each batch are not kept. The shortest of `context_tokens` is that of the sweep over tokens. `temperature` is
+    that of drafting and acceptance, on which it depends how much of the LM head a step needs.
+    """
 
     num_requests: tuple[Count, ...] = Field((1, 2, 4, 8, 16), min_length=1)
     context_tokens: tuple[Count, ...] = Field((128, 512), min_length=1)
-    repeats: int = Field(5, gt=0)
+    repeats: int = Field(7, gt=0)
     warmup: int = Field(2, ge=0)
+    budget_s: float = Field(120.0, gt=0)
+    temperature: float = Field(1.0, ge=0)
     seed: int = 0
 
 
