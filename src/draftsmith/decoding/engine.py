@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from numpy.typing import ArrayLike
 
+from draftsmith.decoding.drafting import DraftAll, DraftPolicy
 from draftsmith.decoding.live import Request
 from draftsmith.decoding.policies import LengthPolicy, verify_all
 from draftsmith.decoding.rounds import Generation
@@ -34,16 +35,19 @@ class Engine:
         batch_size: int,
         policy: LengthPolicy = verify_all,
         temperatures: ArrayLike | None = None,
+        drafting: DraftPolicy | None = None,
     ) -> None:
         """`batch_size`: most requests in flight; `end_ids`: tokens that end an answer (kept as its last token).
 
         `policy` decides how many tokens of each block are verified, on confidences to which the calibration's
-        `temperatures` [K] are applied; none leaves them as the drafter gave them.
+        `temperatures` [K] are applied; none leaves them as the drafter gave them. `drafting` decides which requests
+        draft and how far, by default all of them whole blocks.
         Raises ContractError if the drafter is of another hidden size, vocabulary or other captured layers.
         """
         if drafter is not None:
             check_engine(drafter.config, target=target)
         self.target, self.drafter, self.policy, self.temperatures = target, drafter, policy, temperatures
+        self.drafting = drafting or DraftAll()
         self.end_ids = frozenset(end_ids)
         self.batch_size = batch_size
         self.times = EngineTimes()
@@ -57,6 +61,7 @@ class Engine:
             batch_size=self.batch_size,
             policy=self.policy,
             temperatures=self.temperatures,
+            drafting=self.drafting,
             times=self.times,
             on_commit=on_commit,
         )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from draftsmith.decoding.rounds import Generation, Round
 from draftsmith.params import Sampling
 
@@ -34,6 +37,11 @@ class LiveRequest:
     rounds: list[Round] = field(default_factory=list)
     num_rounds: int = 0
     finish: str | None = None
+    total: list[int] = field(default_factory=lambda: [0, 0, 0])
+    last: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Draft tokens drafted, verified and accepted: of all rounds, and of the last one."""
+    confidence: NDArray[np.float64] | None = None
+    """[K] of the last round, temperatures applied."""
 
     @classmethod
     def begin(cls, request: Request, *, end_ids: frozenset[int]) -> LiveRequest:
@@ -66,6 +74,12 @@ class LiveRequest:
             self.finish = "end_of_text"
         elif self.room <= 0:
             self.finish = "length"
+
+    def remember(self, drafted: int, *, verified: int, accepted: int, confidence: NDArray[np.float64] | None) -> None:
+        """What a draft policy may know of the round when the next one comes."""
+        self.last = [drafted, verified, accepted]
+        self.total = [before + now for before, now in zip(self.total, self.last, strict=True)]
+        self.confidence = confidence
 
     def settle(self, verified: list[int], *, accepted: int, following: int, confidence: tuple[float, ...]) -> list[int]:
         """Commit a draft-verify round: `verified` draft tokens, how many were accepted, and the target's token behind.

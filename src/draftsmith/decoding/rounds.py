@@ -14,7 +14,8 @@ class Round:
     `verified` draft tokens were scored, the first `accepted` of them accepted. `committed` counts the tokens that
     the round added: accepted ones and the bonus token, except that a round which ends on an accepted end-of-text
     (`ended`; `accepted` then stops there) commits no bonus token, and one at the length limit may be cut (`cut`).
-    `confidence_logits` [K] are the raw logits of the confidence head, before any temperature; empty without one.
+    `confidence_logits` [K] are the raw logits of the confidence head, before any temperature, nan in slots that were
+    not drafted; empty without one.
     `rejected_token` is the draft token that was rejected, in whose place the target's correction came; None if every
     verified token was accepted, or an accepted end-of-text came before it.
     """

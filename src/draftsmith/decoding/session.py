@@ -15,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from draftsmith.decoding.drafting import DraftAll, DraftCounts, DraftHistory, DraftPolicy
 from draftsmith.decoding.live import LiveRequest, Request
 from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy
 from draftsmith.decoding.rounds import Generation
@@ -47,12 +48,15 @@ class Session:
         batch_size: int,
         policy: LengthPolicy,
         temperatures: ArrayLike | None,
+        drafting: DraftPolicy,
         times: EngineTimes,
         on_commit: OnCommit | None,
     ) -> None:
         self._target, self._drafter, self._policy = target, drafter, policy
         self._temperatures = 1.0 if temperatures is None else np.asarray(temperatures, np.float64)
         self._end_ids, self._batch_size = end_ids, batch_size
+        self._drafting = drafting
+        self._has_confidence = drafter is not None and drafter.config.confidence
         self._block_size = 0 if drafter is None else drafter.config.block_size
         self._num_waves = 1 if target.device.type == "cuda" else None
         self._times, self._on_commit = times, on_commit
@@ -165,12 +169,14 @@ class Session:
         clock = Laps(self._target.device)
         positions = [item.anchor_position for item in live]
         anchors = [item.tokens[-1] for item in live]
-        proposal = self._propose(anchors, positions=positions)
+        drafted = self._draft_lengths()
+        clock.lap("sample")
+        proposal = self._propose(anchors, positions=positions, drafted=drafted)
         clock.lap("draft")
-        logits = None if proposal is None else proposal.confidence_logits
-        confidence = None if logits is None else logits.double().cpu().numpy()
+        logits = self._confidence_logits(proposal, drafted=drafted)
         drafts: list[list[int]] = [[]] * num if proposal is None else proposal.tokens.tolist()
-        lengths = [0] * num if proposal is None else self._lengths(confidence)
+        confidence = self._confidence(logits)
+        lengths = [0] * num if self._drafter is None else self._lengths(confidence, drafted=drafted)
         flat = [token for r in range(num) for token in (anchors[r], *drafts[r][: lengths[r]])]
         counts = [length + 1 for length in lengths]
         batch = FlatBatch.make(positions, counts=counts, slots=range(num), device=self._target.device)
@@ -181,15 +187,19 @@ class Session:
         outcome = self._verify(output.last_hidden, proposal=proposal, lengths=lengths, clock=clock)
         kept, committed = [], []
         for r, item in enumerate(live):
-            if proposal is None:
+            if self._drafter is None:
                 item.commit([outcome.following[r]], num_draft=0)
                 committed.append(1)
             else:
-                row = () if confidence is None else tuple(confidence[r].tolist())
+                row = () if logits is None or not drafted[r] else tuple(logits[r].tolist())
                 verified, accepted = drafts[r][: lengths[r]], outcome.accepted[r]
                 committed.append(
                     len(item.settle(verified, accepted=accepted, following=outcome.following[r], confidence=row))
                 )
+                item.remember(
+                    drafted[r], verified=lengths[r], accepted=accepted,
+                    confidence=None if confidence is None else confidence[r],
+                )  # fmt: skip
                 kept.append(min(accepted, committed[r]))
         clock.lap("sample")
         self._observe_committed(ids, output, batch, kept)
@@ -203,13 +213,38 @@ class Session:
                      sample_s=spent["sample"])
         )  # fmt: skip
 
-    def _propose(self, anchors: list[int], *, positions: list[int]) -> Proposal | None:
-        """A block of every live request; draft tokens are sampled at its temperature, without the target's filters."""
-        if self._drafter is None:
+    def _draft_lengths(self) -> list[int]:
+        """Tokens to draft for each request."""
+        num = len(self._live)
+        if self._drafter is None or type(self._drafting) is DraftAll:
+            return [self._block_size] * num
+        return self._checked(self._drafting.draft_lengths(self._request_ids(), self._history()), "draft lengths")
+
+    def _history(self) -> DraftHistory:
+        live, confidence = self._live, None
+        if self._has_confidence:
+            unknown = np.full(self._block_size, np.nan)
+            confidence = np.array([unknown if item.confidence is None else item.confidence for item in live])
+        total, last = (np.array([getattr(item, name) for item in live]).T for name in ("total", "last"))
+        rounds = np.array([item.num_rounds - 1 for item in live])
+        return DraftHistory(self._block_size, rounds, DraftCounts(*total), DraftCounts(*last), confidence)
+
+    def _propose(self, anchors: list[int], *, positions: list[int], drafted: list[int]) -> Proposal | None:
+        """A block of every live request that drafts, zeros for the others; None if nobody does.
+
+        Draft tokens are sampled at each request's temperature, without the target's filters.
+        """
+        if self._drafter is None or not any(drafted):
             return None
         assert self._draft_rows is not None
+        longest, members = max(drafted), [r for r, length in enumerate(drafted) if length]
+        everybody = len(members) == len(drafted)
         groups = self._groups()[1]
-        numbers = None if groups.all_greedy else self._uniforms(range(self._block_size), Purpose.DRAFT)
+        if not everybody:
+            groups = groups.chosen(members)
+        numbers = None
+        if not groups.all_greedy:
+            numbers = self._uniforms(range(longest), Purpose.DRAFT, [self._live[r] for r in members])
 
         def sample(logits: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
             if numbers is None:
@@ -217,22 +252,50 @@ class Session:
             distribution = probabilities(logits, groups=groups)
             return draw(distribution, numbers=numbers[:, slot]), distribution
 
-        return self._drafter.propose(self._tensor(anchors), positions=positions, rows=self._draft_rows, sample=sample)
+        proposal = self._drafter.propose(
+            self._tensor([anchors[r] for r in members]), positions=[positions[r] for r in members],
+            rows=self._draft_rows, sample=sample, slots=None if everybody else members, num_tokens=longest,
+        )  # fmt: skip
+        return proposal if everybody else proposal.among(len(drafted), members=members)
 
-    def _lengths(self, confidence_logits: NDArray[np.float64] | None) -> list[int]:
-        """What the policy has verified of each block."""
-        confidence = None
-        if confidence_logits is not None:
-            scaled = np.clip(confidence_logits / self._temperatures, -MOST_LOGIT, MOST_LOGIT)
-            confidence = 1.0 / (1.0 + np.exp(-scaled))
-        ids = tuple(item.request.request_id for item in self._live)
-        lengths = [int(length) for length in self._policy(DraftedBlocks(ids, self._block_size, confidence))]
-        if len(lengths) != len(ids) or not all(0 <= length <= self._block_size for length in lengths):
+    def _confidence_logits(self, proposal: Proposal | None, *, drafted: list[int]) -> NDArray[np.float64] | None:
+        """[R, K], nan in slots that were not drafted; None without a confidence head."""
+        if not self._has_confidence:
+            return None
+        logits = np.full((len(drafted), self._block_size), np.nan)
+        if proposal is not None:
+            assert proposal.confidence_logits is not None
+            given = proposal.confidence_logits.double().cpu().numpy()
+            logits[:, : given.shape[1]] = given
+            if min(drafted) < self._block_size:
+                logits[np.arange(self._block_size) >= np.array(drafted)[:, None]] = np.nan
+        return logits
+
+    def _confidence(self, logits: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+        """Logits [R, K] -> probabilities, the calibration's temperatures applied."""
+        if logits is None:
+            return None
+        return 1.0 / (1.0 + np.exp(-np.clip(logits / self._temperatures, -MOST_LOGIT, MOST_LOGIT)))
+
+    def _lengths(self, confidence: NDArray[np.float64] | None, *, drafted: list[int]) -> list[int]:
+        """What the policy has verified of each block: no more than was drafted."""
+        known = None if confidence is None else np.nan_to_num(confidence)
+        blocks = DraftedBlocks(self._request_ids(), self._block_size, known)
+        lengths = self._checked(self._policy(blocks), "verification lengths")
+        return [min(length, most) for length, most in zip(lengths, drafted, strict=True)]
+
+    def _checked(self, values: Sequence[int], what: str) -> list[int]:
+        """What a policy gave, one number a request."""
+        lengths = [int(length) for length in values]
+        if len(lengths) != len(self._live) or not all(0 <= length <= self._block_size for length in lengths):
             raise TargetError(
-                "the verification lengths of a policy cannot be used", got=lengths,
-                expected=f"{len(ids)} numbers from 0 to {self._block_size}",
+                f"the {what} of a policy cannot be used", got=lengths,
+                expected=f"{len(self._live)} numbers from 0 to {self._block_size}",
             )  # fmt: skip
         return lengths
+
+    def _request_ids(self) -> tuple[str, ...]:
+        return tuple(item.request.request_id for item in self._live)
 
     def _verify(self, last_hidden: Tensor, *, proposal: Proposal | None, lengths: list[int], clock: Laps) -> Outcome:
         """Accepted tokens and the token that follows, of each request; the time of the LM head is the target's."""

@@ -6,7 +6,7 @@ Letters: R requests, N flat tokens, L captured layers, D hidden, K block size, V
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,12 +86,23 @@ class Observation:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A drafted block per request: tokens [R, K]; draft probabilities [R, K, V] really sampled from (float32), or
-    None where every request is greedy; raw confidence logits [R, K] or None."""
+    """A drafted block per request: tokens [R, k]; draft probabilities [R, k, V] really sampled from (float32), or
+    None where every request is greedy; raw confidence logits [R, k] or None. k <= K slots were asked for."""
 
     tokens: Tensor
     probabilities: Tensor | None
     confidence_logits: Tensor | None
+
+    def among(self, num_requests: int, *, members: Sequence[int]) -> Proposal:
+        """The proposal of `num_requests` requests of which these are the blocks of `members`; zeros for the others."""
+        index = torch.tensor(members, device=self.tokens.device)
+
+        def spread(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows.new_zeros(num_requests, *rows.shape[1:]).index_copy_(0, index, rows)
+
+        tokens = spread(self.tokens)
+        assert tokens is not None
+        return Proposal(tokens, spread(self.probabilities), spread(self.confidence_logits))
 
 
 Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
@@ -162,8 +173,21 @@ class Drafter(nn.Module, ABC):
         """Append context rows for committed tokens at their absolute positions."""
 
     @abstractmethod
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: Any, sample: Sampler) -> Proposal:
-        """Draft a block per request from anchor tokens [R] at `positions`; context rows cover all earlier positions."""
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: Any,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
+        """Draft a block per request from anchor tokens [R] at `positions`; context rows cover all earlier positions.
+
+        `slots` [R] are those of the requests in `rows`, by default 0..R-1. Only the first `num_tokens` of each block
+        are drafted, by default all K: they are what they are in a whole block.
+        """
 
     @abstractmethod
     def reset(self, *, seed: int) -> None:

@@ -7,6 +7,7 @@ original DFlash) a block has one more slot, and the mask at anchor + k drafts th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -84,7 +85,9 @@ class DFlash(Drafter):
             keys, values = layer.self_attn.keys_values(context, cos=cos, sin=sin)
             rows.write(index, keys=keys, values=values, batch=observation.batch)
 
-    def block_states(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows) -> Tensor:
+    def block_states(
+        self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, slots: Sequence[int] | None = None
+    ) -> Tensor:
         """Run the blocks of R requests -> h_k after the final norm [R, K, D].
 
         The block's own rows are written at its positions and covered again by the context rows of later rounds.
@@ -93,7 +96,7 @@ class DFlash(Drafter):
         batch = FlatBatch.make(
             positions,
             counts=[size] * len(positions),
-            slots=range(len(positions)),
+            slots=range(len(positions)) if slots is None else slots,
             device=anchors.device,
             visibility="block",
         )
@@ -106,8 +109,17 @@ class DFlash(Drafter):
         return self.drafting(self.norm(x).view(len(positions), size, -1))
 
     @torch.inference_mode()
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
-        states = self.block_states(anchors, positions=positions, rows=rows)
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: KeyValueRows,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
+        states = self.block_states(anchors, positions=positions, rows=rows, slots=slots)[:, :num_tokens]
         logits = self.shared.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
-        drawn = [sample(logits[:, slot], slot) for slot in range(self.config.block_size)]
+        drawn = [sample(logits[:, slot], slot) for slot in range(states.shape[1])]
         return stack_proposal(drawn, None)

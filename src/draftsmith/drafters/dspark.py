@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -76,12 +78,21 @@ class DSpark(DFlash):
         )
 
     @torch.inference_mode()
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
-        states = self.block_states(anchors, positions=positions, rows=rows)
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: KeyValueRows,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
+        states = self.block_states(anchors, positions=positions, rows=rows, slots=slots)[:, :num_tokens]
         logits = self.shared.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
         previous, drawn, features = anchors, [], []
         state = self.markov_head.start(len(anchors))
-        for slot in range(self.config.block_size):
+        for slot in range(states.shape[1]):
             features.append(self.markov_head.feature(previous))
             inner, state = self.markov_head.step(state, feature=features[-1], hidden=states[:, slot])
             drawn.append(sample(logits[:, slot] + self.markov_head.bias(inner).float(), slot))

@@ -8,6 +8,7 @@ row p - 1. Chain drafting, no tree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -136,14 +137,24 @@ class Eagle3(Drafter):
             rows.write(0, keys=keys, values=values, batch=pairs.batch)
 
     @torch.inference_mode()
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: PairRows, sample: Sampler) -> Proposal:
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: PairRows,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
         num = len(positions)
-        drawn, token, feature = [], anchors, rows.newest[:num]
-        for step in range(self.config.block_size):
+        places = list(range(num) if slots is None else slots)
+        drawn, token, feature = [], anchors, rows.newest[places]
+        for step in range(self.config.block_size if num_tokens is None else num_tokens):
             batch = FlatBatch.make(
                 [position - 1 + step for position in positions],
                 counts=[1] * num,
-                slots=range(num),
+                slots=places,
                 device=anchors.device,
             )
             read = self.inputs(token, features=feature)

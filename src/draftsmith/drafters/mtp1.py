@@ -7,6 +7,7 @@ The last hidden state is the target's after its final norm, of every token: the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -88,11 +89,21 @@ class Mtp1(Drafter):
             rows.write(0, keys=keys, values=values, batch=pairs.batch)
 
     @torch.inference_mode()
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: PairRows, sample: Sampler) -> Proposal:
-        num = len(positions)
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: PairRows,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
+        del num_tokens  # there is one
+        places = list(range(len(positions)) if slots is None else slots)
         batch = FlatBatch.make(
-            [position - 1 for position in positions], counts=[1] * num, slots=range(num), device=anchors.device
+            [position - 1 for position in positions], counts=[1] * len(places), slots=places, device=anchors.device
         )
-        x = self.rows_of(anchors, states=rows.newest[:num])
+        x = self.rows_of(anchors, states=rows.newest[places])
         x = self.layer.decode(x, layer=0, rows=rows, batch=batch, rope=self.rope(batch.positions))
         return stack_proposal([sample(self.shared.logits(self.norm(x)), 0)], None)

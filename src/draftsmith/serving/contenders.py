@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from draftsmith.decoding.drafting import DraftPolicy
 from draftsmith.decoding.policies import LengthPolicy
 from draftsmith.serving.cost_table import CostTable
-from draftsmith.serving.drafting import DraftPolicy
 from draftsmith.serving.early_exit import DraftFirst, EarlyExit, Memory, Shape, WorthDrafting
 from draftsmith.serving.policies import (
     AsynchronousPolicy,

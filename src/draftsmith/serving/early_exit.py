@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from draftsmith.decoding.drafting import Bools, DraftHistory, Floats, Ints
 from draftsmith.errors import DraftsmithError
-from draftsmith.serving.drafting import Bools, DraftHistory, Floats, Ints
 from draftsmith.serving.scheduler import admit
 from draftsmith.serving.step_costs import StepCosts
 

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftsmith.calibration.sts import confidence
+from draftsmith.decoding.drafting import DraftAll, DraftCounts, DraftHistory, DraftPolicy
 from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy
 from draftsmith.errors import ContractError, DraftsmithError
-from draftsmith.serving.drafting import DraftAll, DraftCounts, DraftHistory, DraftPolicy
 from draftsmith.serving.outcome import Outcome, Prefills, Steps
 from draftsmith.serving.recorded import RecordedRounds
 from draftsmith.serving.requests import Requests

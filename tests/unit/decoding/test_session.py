@@ -16,7 +16,6 @@ from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.decoding.rounds import Generation
 from draftsmith.drafters.base import Proposal, Sampler
 from draftsmith.errors import TargetError
-from draftsmith.nn.kv import KeyValueRows
 from draftsmith.params import Sampling
 from tests.unit.decoding.toys import (
     Confidence,
@@ -319,9 +318,9 @@ def test_drafts_are_drawn_at_each_requests_temperature_without_its_filters() -> 
     logits, laws = torch.tensor([0.0, 1.0, 2.0, 4.0]), list[Tensor | None]()
 
     class Noting(ScriptedDrafter):
-        def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
+        def propose(self, anchors: Tensor, *, sample: Sampler, **how: Any) -> Proposal:
             laws.append(sample(logits.expand(len(anchors), -1), 0)[1])
-            return super().propose(anchors, positions=positions, rows=rows, sample=sample)
+            return super().propose(anchors, sample=sample, **how)
 
     target = TableTarget(torch.zeros(4, 4))
     drafter = Noting(table_draft(torch.zeros(4, 4)), target=target, block_size=SIZE)

@@ -125,13 +125,23 @@ class ScriptedDrafter(Drafter):
             assert start == len(rows.texts[slot]), "a token was shown twice or never"
             rows.texts[slot] += ids.tolist()
 
-    def propose(self, anchors: Tensor, *, positions: list[int], rows: KeyValueRows, sample: Sampler) -> Proposal:
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        positions: list[int],
+        rows: KeyValueRows,
+        sample: Sampler,
+        slots: Sequence[int] | None = None,
+        num_tokens: int | None = None,
+    ) -> Proposal:
         assert isinstance(rows, SeenRows)
-        assert [len(rows.texts[slot]) for slot in range(len(positions))] == positions
-        texts = [(*rows.texts[slot], anchor) for slot, anchor in enumerate(anchors.tolist())]
+        places = list(range(len(positions)) if slots is None else slots)
+        assert [len(rows.texts[place]) for place in places] == positions
+        texts = [(*rows.texts[place], anchor) for place, anchor in zip(places, anchors.tolist(), strict=True)]
         drawn: list[tuple[Tensor, Tensor | None]] = []
         said: list[list[float]] = []
-        for slot in range(self.config.block_size):
+        for slot in range(self.config.block_size if num_tokens is None else num_tokens):
             if self.confidence is not None:
                 said.append(self.confidence(texts))
             drawn.append(sample(self.draft(texts, slot).float(), slot))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from draftsmith.drafters.base import Observation
+from draftsmith.drafters.base import Observation, Proposal
 from draftsmith.drafters.dflash import DFlash
 from draftsmith.nn.kv import FlatBatch, KeyValueRows
-from tests.tiny_models import HIDDEN, MASK_TOKEN, tiny_drafter, tiny_folders
+from tests.tiny_models import HIDDEN, KINDS, MASK_TOKEN, tiny_drafter, tiny_folders
 
 __all__ = ["tiny_folders"]
 
@@ -88,3 +89,41 @@ def test_a_block_is_the_anchor_and_mask_tokens(tiny_folders: dict[str, Path]) ->
         drafter.shared.embedding[token] += 1.0
         moved = (states() - before).abs().amax((1, 2))
         assert [float(size) > 1e-3 for size in moved] == moves
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_requests_and_the_first_slots_draft_as_in_whole_blocks(kind: str, tiny_folders: dict[str, Path]) -> None:
+    """Requests 2 and 0, the first two slots: tokens, draft probabilities and confidences of the whole proposal."""
+    size = 1 if kind == "mtp1" else SIZE
+    drafter = tiny_drafter(kind, tiny_folders["llama"], seed=8, block_size=size).eval().requires_grad_(False)
+    short, members = min(2, size), [2, 0]
+
+    def sample(logits: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        del slot
+        return logits.argmax(1), logits.softmax(1)
+
+    def drafted(chosen: list[int], **how: Any) -> Proposal:
+        return drafter.propose(
+            torch.tensor([ANCHORS[r] for r in chosen]), positions=[POSITIONS[r] for r in chosen],
+            rows=observed(drafter), sample=sample, **how,
+        )  # fmt: skip
+
+    whole, part = drafted([0, 1, 2]), drafted(members, slots=members, num_tokens=short)
+    assert part.tokens.tolist() == whole.tokens[members, :short].tolist()
+    assert part.probabilities is not None
+    assert whole.probabilities is not None
+    torch.testing.assert_close(part.probabilities, whole.probabilities[members, :short], rtol=1e-4, atol=1e-6)
+    assert (part.confidence_logits is None) == (not drafter.config.confidence)
+    if part.confidence_logits is not None and whole.confidence_logits is not None:
+        torch.testing.assert_close(
+            part.confidence_logits, whole.confidence_logits[members, :short], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_proposal_among_others_leaves_them_empty() -> None:
+    part = Proposal(torch.tensor([[5], [6]]), torch.tensor([[[0.25, 0.75]], [[1.0, 0.0]]]), None)
+    whole = part.among(3, members=[2, 0])
+    assert whole.tokens.tolist() == [[6], [0], [5]]
+    assert whole.probabilities is not None
+    assert whole.probabilities.tolist() == [[[1.0, 0.0]], [[0.0, 0.0]], [[0.25, 0.75]]]
+    assert whole.confidence_logits is None

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from draftsmith.decoding.drafting import DraftAll, DraftHistory, DraftNothing
 from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.errors import ContractError, DraftsmithError
 from draftsmith.serving.cost_table import CostTable
-from draftsmith.serving.drafting import DraftAll, DraftHistory, DraftNothing
 from draftsmith.serving.outcome import Outcome
 from draftsmith.serving.policies import FixedLength, NoSpeculation, StaticThreshold, SynchronousPolicy
 from draftsmith.serving.recorded import RecordedRounds, plain_rounds, record_rounds
