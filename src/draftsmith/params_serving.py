@@ -14,9 +14,9 @@ Count = Annotated[int, Field(gt=0)]
 class Profile(Row):
     """Steps of the real engine, timed on this machine: sweeps over batch tokens, requests and context.
 
-    Each shape of a step is timed `repeats` times, fewer if that took longer than about `budget_s`; `warmup` steps
-    before each batch are not kept. The shortest of `context_tokens` is that of the sweep over tokens. `temperature` is
-    that of drafting and acceptance, on which it depends how much of the LM head a step needs.
+    Each shape of a step is timed `repeats` times, fewer (but 3) if that took longer than about `budget_s`; `warmup`
+    steps before each batch are not kept. The shortest of `context_tokens` is that of the sweep over tokens.
+    `temperature` is that of drafting and acceptance, on which it depends how much of the LM head a step needs.
     """
 
     num_requests: tuple[Count, ...] = Field((1, 2, 4, 8, 16), min_length=1)

@@ -69,7 +69,7 @@ class Profile:
     def of_points(cls, origin: Origin, *, points: Sequence[Point], prefill: Sequence[PrefillPoint]) -> Profile:
         """Raises DraftsmithError without a point of the sweep over tokens."""
         jagged, table = verification_tables(points)
-        drafting, upkeep = requests_costs(points)
+        drafting, upkeep = requests_costs(points, block_size=origin.block_size)
         return cls(
             origin,
             jagged,
@@ -142,13 +142,15 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """A profile.json. Raises DraftsmithError naming the file if it is missing or none."""
-    try:
-        body = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise DraftsmithError("the profile cannot be read", got=error.strerror, where=str(path)) from error
-    except ValueError as error:
-        raise DraftsmithError("the profile is not JSON", got=str(error), where=str(path)) from error
-    return Profile.from_body(body, where=str(path))
+    return Profile.from_body(_read_json(path), where=str(path))
+
+
+def is_profile(path: Path) -> bool:
+    """The file is a profile's, of whatever version, and no bare SPS table. Raises DraftsmithError as `read_profile`."""
+    if path.suffix != ".json":
+        return False
+    body = _read_json(path)
+    return isinstance(body, dict) and not body.keys().isdisjoint(("schema_version", "jagged", "table"))
 
 
 def example_profile(name: str) -> Profile:
@@ -164,3 +166,12 @@ def _by_requests(kind: type[Cost], body: Mapping[str, Any] | None) -> Cost | Non
         return None
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in body.items()}
     return kind(**fields)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DraftsmithError("the profile cannot be read", got=error.strerror, where=str(path)) from error
+    except ValueError as error:
+        raise DraftsmithError("the profile is not JSON", got=str(error), where=str(path)) from error

@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-Sweep = Literal["tokens", "requests", "context"]
+Sweep = Literal["tokens", "requests", "blocks", "context"]
+"""Over N; over R, whatever N; over shorter blocks, all of which are verified, so that N = R (1 + their length); over
+the length of contexts. Blocks are whole where nothing else is said."""
 Item = TypeVar("Item")
 
 
@@ -109,12 +111,14 @@ class PrefillPoint:
 
 
 def step_points(samples: Sequence[StepSample]) -> tuple[Point, ...]:
-    """A point a shape of the sweeps over tokens and context, and one of sweep "requests" for each R of the former."""
-    tokens = [item for item in samples if item.sweep == "tokens"]
-    context = [item for item in samples if item.sweep == "context"]
+    """A point a shape of the sweeps that are measured, and one of sweep "requests" for each R of that over tokens."""
+    tokens, blocks, context = (
+        [item for item in samples if item.sweep == sweep] for sweep in ("tokens", "blocks", "context")
+    )
     return (
         *(_point("tokens", part) for part in _grouped(tokens, by=lambda item: (item.num_requests, item.batch_tokens))),
         *(_point("requests", part) for part in _grouped(tokens, by=lambda item: (item.num_requests,))),
+        *(_point("blocks", part) for part in _grouped(blocks, by=lambda item: (item.num_requests, item.batch_tokens))),
         *(_point("context", part) for part in _grouped(
             context, by=lambda item: (item.num_requests, item.batch_tokens, item.nominal_context))),
     )  # fmt: skip

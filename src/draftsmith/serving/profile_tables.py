@@ -5,7 +5,8 @@ Letters: P points, R requests of a step, N batch tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,28 +19,42 @@ from draftsmith.serving.step_costs import ContextCost, DraftingCost, PrefillCost
 Floats = NDArray[np.float64]
 
 
-def centred_isotonic(places: ArrayLike, *, values: ArrayLike, weights: ArrayLike) -> tuple[Floats, Floats]:
-    """Centred isotonic regression (Oron & Flournoy 2017): (places, values) of pools, both non-decreasing.
+@dataclass(frozen=True)
+class Pool:
+    """Neighbouring points that share one value; `place` is the weighted mean of theirs."""
 
-    Pool-adjacent-violators: neighbours whose values fall are replaced by their mean, weighted, until none fall. A pool
-    stands at the weighted mean of its places, so that straight lines between pools have no stairs where values that
-    rise are blurred by noise. Equal neighbours stay as they are: a stair that was measured remains one.
+    weight: float
+    place: float
+    value: float
+    first: float
+    last: float
+
+    def joined(self, other: Pool) -> Pool:
+        """With its neighbour above."""
+        weight = self.weight + other.weight
+        return Pool(
+            weight,
+            (self.weight * self.place + other.weight * other.place) / weight,
+            (self.weight * self.value + other.weight * other.value) / weight,
+            self.first,
+            other.last,
+        )
+
+
+def isotonic_pools(places: ArrayLike, *, values: ArrayLike, weights: ArrayLike) -> list[Pool]:
+    """Isotonic regression by pool-adjacent-violators: pools whose values do not fall.
+
+    Neighbours whose values fall are replaced by their mean, weighted, until none do; equal ones stay as they are.
     `places` strictly increase [P], weights are > 0.
     """
-    pools: list[tuple[float, float, float]] = []  # weight, place, value
+    pools: list[Pool] = []
     triples = zip(*(np.asarray(item, np.float64).tolist() for item in (weights, places, values)), strict=True)
     for weight, place, value in triples:
-        pool = (weight, place, value)
-        while pools and pools[-1][2] > pool[2]:
-            other = pools.pop()
-            total = other[0] + pool[0]
-            pool = (
-                total,
-                (other[0] * other[1] + pool[0] * pool[1]) / total,
-                (other[0] * other[2] + pool[0] * pool[2]) / total,
-            )
+        pool = Pool(weight, place, value, place, place)
+        while pools and pools[-1].value > pool.value:
+            pool = pools.pop().joined(pool)
         pools.append(pool)
-    return np.array([pool[1] for pool in pools]), np.array([pool[2] for pool in pools])
+    return pools
 
 
 def every_number(table: CostTable) -> CostTable:
@@ -52,17 +67,29 @@ def every_number(table: CostTable) -> CostTable:
     return _at_every_number(table.batch_tokens, 1 / table.steps_per_s, last=int(table.batch_tokens[-1]))
 
 
-def monotone_table(table: CostTable, *, weights: ArrayLike | None = None) -> CostTable:
-    """The table at each N with seconds that do not fall as N rises, by `centred_isotonic`, flat at both ends.
+def monotone_table(table: CostTable) -> CostTable:
+    """The table at each N with seconds that do not fall as N rises: isotonic regression, lines between its pools.
 
     More tokens a step do not run faster: where they seem to, it is noise, or one shape's peculiarity, and a scheduler
-    would verify too much up to it. `weights` [P], 1 each by default.
+    would verify too much up to it. Stairs of the table stay stairs.
     """
     if _has_every_number(table) and (np.diff(table.steps_per_s) <= 0).all():
         return table
-    weights = np.ones(len(table.batch_tokens)) if weights is None else weights
-    places, seconds = centred_isotonic(table.batch_tokens, values=1 / table.steps_per_s, weights=weights)
-    return _at_every_number(places, seconds, last=int(table.batch_tokens[-1]))
+    pools = isotonic_pools(table.batch_tokens, values=1 / table.steps_per_s, weights=np.ones(len(table.batch_tokens)))
+    ends = sorted({(place, pool.value) for pool in pools for place in (pool.first, pool.last)})
+    return _at_every_number(*np.array(ends).T, last=int(table.batch_tokens[-1]))
+
+
+def smoothed_table(measured: CostTable, *, weights: ArrayLike) -> CostTable:
+    """The same of medians, weighted by the steps behind them [P]: lines between the middles of the pools.
+
+    Centred isotonic regression (Oron & Flournoy 2017): where a cost that rises is blurred by noise, pools as stairs
+    would have jumps that no machine has, at which Algorithm 1 stops. Points that rise without noise stay where they
+    are, and so do the stairs that they make.
+    """
+    pools = isotonic_pools(measured.batch_tokens, values=1 / measured.steps_per_s, weights=weights)
+    places, seconds = [pool.place for pool in pools], [pool.value for pool in pools]
+    return _at_every_number(places, seconds, last=int(measured.batch_tokens[-1]))
 
 
 def verification_tables(points: Sequence[Point]) -> tuple[CostTable, CostTable]:
@@ -73,7 +100,7 @@ def verification_tables(points: Sequence[Point]) -> tuple[CostTable, CostTable]:
     """
     measured, weights = _by_tokens(points, seconds=lambda point: None if point.verify_s is None
                                    else point.verify_s.median)  # fmt: skip
-    return every_number(measured), monotone_table(measured, weights=weights)
+    return every_number(measured), smoothed_table(measured, weights=weights)
 
 
 def whole_step_table(points: Sequence[Point]) -> CostTable:
@@ -84,17 +111,44 @@ def whole_step_table(points: Sequence[Point]) -> CostTable:
     no R, so that the R measured at an N count alike.
     """
     measured, weights = _by_tokens(points, seconds=lambda point: point.step_s)
-    return monotone_table(measured, weights=weights)
+    return smoothed_table(measured, weights=weights)
 
 
-def requests_costs(points: Sequence[Point]) -> tuple[DraftingCost, UpkeepCost]:
-    """Seconds of drafting and of upkeep by R, from the points of sweep "requests"."""
+def requests_costs(points: Sequence[Point], *, block_size: int | None) -> tuple[DraftingCost, UpkeepCost]:
+    """Seconds of drafting and of upkeep by R, from the points of sweep "requests", and the share of drafting that does
+    not shrink with its blocks."""
     found = [point for point in points if point.sweep == "requests"]
     numbers = tuple(point.num_requests for point in found)
+    whole = {point.num_requests: point.draft_s.median for point in found}
     return (
-        DraftingCost(numbers, tuple(point.draft_s.median for point in found)),
+        DraftingCost(
+            numbers,
+            tuple(whole.values()),
+            1.0 if block_size is None else fixed_share(points, whole=whole, block_size=block_size),
+        ),
         UpkeepCost(numbers, tuple(point.upkeep_s.median for point in found)),
     )
+
+
+def fixed_share(points: Sequence[Point], *, whole: Mapping[int, float], block_size: int) -> float:
+    """Of the seconds for whole blocks (`whole`, by R), what a block of no token would take; 1 where none was shorter.
+
+    The median over R of least squares through the whole block, 0 to 1: a block of k tokens takes 1 - (1 - share)
+    (K - k) / K of a whole one.
+    """
+    spared: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        if point.sweep == "blocks" and point.batch_tokens is not None:
+            missing = 1 - (point.batch_tokens / point.num_requests - 1) / block_size
+            saved = 1 - point.draft_s.median / whole[point.num_requests]
+            spared.setdefault(point.num_requests, []).append((missing, saved))
+    if not spared:
+        return 1.0
+    slopes = [
+        sum(missing * saved for missing, saved in part) / sum(missing**2 for missing, _ in part)
+        for part in spared.values()
+    ]
+    return float(np.clip(1 - np.median(slopes), 0, 1))
 
 
 def prefill_cost(points: Sequence[PrefillPoint]) -> PrefillCost | None:

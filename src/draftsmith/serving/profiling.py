@@ -14,10 +14,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from draftsmith.decoding.drafting import DraftHistory
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.decoding.policies import DraftedBlocks
 from draftsmith.decoding.session import PREFILL_TOKENS
@@ -29,6 +30,7 @@ from draftsmith.serving.profile_points import PassSample, StepSample, Sweep
 from draftsmith.targets.base import Target
 
 UNLIMITED = 1 << 40
+LEAST_ROUNDS = 3  # a median of fewer is no protection from a moment in which the machine was busy
 WHERE = "params.yaml: profile"
 Prompts = Sequence[Sequence[int]]
 
@@ -44,13 +46,22 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A batch of the sweep over tokens (`shapes`: its N, in order), or one of a context that stays in flight."""
+class Shape:
+    """A step to be timed: N, and the length of the blocks that are drafted for it."""
 
     sweep: Sweep
+    batch_tokens: int
+    draft_tokens: int
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A batch and its steps. That of a context stays in flight for all rounds, others begin anew."""
+
     num_requests: int
     context: int
-    shapes: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+    stays: bool
 
 
 def spread_lengths(num_requests: int, *, batch_tokens: int) -> list[int]:
@@ -73,14 +84,23 @@ def context_requests(row: ProfileRow) -> int:
 
 
 def visits(row: ProfileRow, *, block_size: int) -> list[Visit]:
-    """Of one round. The sweep over tokens has the shortest of the contexts."""
+    """Of one round. The sweep over tokens, and that over blocks that are shorter than K, have the shortest context."""
     shortest, held = min(row.context_tokens), context_requests(row)
-    shapes = tuple(held * (1 + length) for length in dict.fromkeys((0, block_size // 2, block_size)))
+    lengths = dict.fromkeys((0, block_size // 2, block_size))
+    contexts = tuple(Shape("context", held * (1 + length), block_size) for length in lengths)
     return [
-        *(Visit("tokens", number, shortest, token_shapes(number, block_size=block_size))
-          for number in sorted(set(row.num_requests))),
-        *(Visit("context", held, context, shapes) for context in sorted(set(row.context_tokens))),
-    ]  # fmt: skip
+        *(Visit(number, shortest, _shapes(number, block_size), False) for number in sorted(set(row.num_requests))),
+        *(Visit(held, context, contexts, True) for context in sorted(set(row.context_tokens))),
+    ]
+
+
+def _shapes(num_requests: int, block_size: int) -> tuple[Shape, ...]:
+    shorter = sorted({1, (1 + block_size) // 2} - {block_size})
+    numbers = token_shapes(num_requests, block_size=block_size)
+    return (
+        *(Shape("tokens", number, block_size) for number in numbers),
+        *(Shape("blocks", num_requests * (1 + length), length) for length in shorter),
+    )
 
 
 def num_steps(row: ProfileRow, *, block_size: int) -> int:
@@ -92,7 +112,7 @@ def most_context(row: ProfileRow, *, block_size: int) -> int:
     """Tokens that a request may reach: its context, and whole blocks of all steps that it is in flight for."""
     return max(
         visit.context + (block_size + 1) * (row.warmup + _num_groups(visit)
-                         + len(visit.shapes) * (row.repeats if visit.sweep == "context" else 1))
+                         + len(visit.shapes) * (row.repeats if visit.stays else 1))
         for visit in visits(row, block_size=block_size)
     )  # fmt: skip
 
@@ -100,7 +120,7 @@ def most_context(row: ProfileRow, *, block_size: int) -> int:
 def time_engine(
     target: Target, *, drafter: Drafter, prompts: Prompts, row: ProfileRow, on_step: Callable[[], None]
 ) -> Timings:
-    """Time every shape of the three sweeps `row.repeats` times, fewer if `row.budget_s` is spent before.
+    """Time every shape of the sweeps `row.repeats` times, fewer (at least 3) if `row.budget_s` is spent before.
 
     `on_step` is called for each step that is kept. Raises DraftsmithError without prompts, MachineError if the
     machine's memory does not hold a batch.
@@ -137,14 +157,14 @@ class _Bench:
                 yield from self._visit(visit)
             self.timings.num_rounds = number
             spent = time.perf_counter() - started
-            if spent * (number + 1) / number > self._row.budget_s:
+            if number >= LEAST_ROUNDS and spent * (number + 1) / number > self._row.budget_s:
                 return
 
     def _visit(self, visit: Visit) -> Iterator[None]:
-        batch = self._held.get(visit.context) if visit.sweep == "context" else None
+        batch = self._held.get(visit.context) if visit.stays else None
         if batch is None:
             batch = _Batch(visit, bench=self)
-            if visit.sweep == "context":
+            if visit.stays:
                 self._held[visit.context] = batch
         for shape in self._order.sample(visit.shapes, len(visit.shapes)):
             self.timings.steps.append(batch.step(shape))
@@ -170,9 +190,9 @@ class _Batch:
 
     def __init__(self, visit: Visit, *, bench: _Bench) -> None:
         """Prefill, one pass a group, and the steps of warm-up, which are not kept."""
-        self._visit, self._batch_tokens = visit, visit.num_requests
+        self._visit, self._shape = visit, visit.shapes[-1]
         engine, requests = bench.batch_parts(visit)
-        engine.policy = self._lengths
+        engine.policy, engine.drafting = self._lengths, self
         self._times, self._session = engine.times, engine.session()
         size = -(-len(requests) // _num_groups(visit))
         for start in range(0, len(requests), size):
@@ -180,7 +200,7 @@ class _Batch:
             for request in group:
                 self._session.submit(request)
             before = self._times.prefill_s
-            self._batch_tokens = start + len(group)
+            self._shape = replace(self._shape, batch_tokens=start + len(group))
             self._session.step()
             bench.timings.passes.append(
                 PassSample(len(group), len(group) * visit.context, self._times.prefill_s - before)
@@ -188,15 +208,15 @@ class _Batch:
         for index in range(bench.warmup):
             self.step(visit.shapes[-1 - index % len(visit.shapes)])
 
-    def step(self, batch_tokens: int) -> StepSample:
-        """One step of N = `batch_tokens`. Its contexts are those that verification meets, anchors included."""
+    def step(self, shape: Shape) -> StepSample:
+        """One step. Its contexts are those that verification meets, anchors included."""
         context = self._visit.context + self._times.num_tokens / self._visit.num_requests
-        self._batch_tokens = batch_tokens
+        self._shape = shape
         self._session.step()
         spent = self._times.steps[-1]
-        assert (spent.num_requests, spent.num_tokens) == (self._visit.num_requests, batch_tokens)
+        assert (spent.num_requests, spent.num_tokens) == (self._visit.num_requests, shape.batch_tokens)
         return StepSample(
-            self._visit.sweep,
+            shape.sweep,
             spent.num_requests,
             spent.num_tokens,
             nominal_context=self._visit.context,
@@ -206,8 +226,12 @@ class _Batch:
             upkeep_s=spent.sample_s,
         )
 
+    def draft_lengths(self, request_ids: tuple[str, ...], history: DraftHistory) -> list[int]:
+        """Blocks of one length for all requests (`DraftPolicy`)."""
+        return [self._shape.draft_tokens] * len(request_ids)
+
     def _lengths(self, blocks: DraftedBlocks) -> list[int]:
-        return spread_lengths(blocks.num_requests, batch_tokens=self._batch_tokens)
+        return spread_lengths(blocks.num_requests, batch_tokens=self._shape.batch_tokens)
 
 
 def fitted(ids: Sequence[int], *, num: int) -> tuple[int, ...]:
