@@ -22,6 +22,7 @@ from draftsmith.serving.cost_table import read_cost_table
 from draftsmith.serving.profile import EXAMPLES, Origin, Profile, example_profile, is_profile, read_profile
 from draftsmith.serving.profile_points import prefill_points, step_points
 from draftsmith.serving.profile_report import num_rises, profile_csv, profile_figure, profile_lines, table_lines
+from draftsmith.serving.profile_tables import monotone_table
 from draftsmith.serving.profiling import Timings, most_context, num_steps, time_engine
 from draftsmith.serving.sidecars import check_sps
 from draftsmith.targets.base import read_config
@@ -81,7 +82,7 @@ def describe(name: str, *, out: Path | None = None) -> Iterator[str]:
         lines, sidecar = profile_lines(profile), profile.sidecar()
     else:
         table = read_cost_table(path)
-        lines, sidecar = table_lines(table, monotone=table.monotone()), table.monotone().to_sidecar()
+        lines, sidecar = table_lines(table, monotone=monotone_table(table)), monotone_table(table).to_sidecar()
     yield from lines
     if out is not None:
         check_sps(sidecar, where=name)
