@@ -61,30 +61,32 @@ def concurrencies(max_requests: int) -> tuple[int, ...]:
 
 
 class Study:
-    """One run of a study; `body` does it all. `on_run` is called after each of `num_runs` simulations."""
+    """One study; `body` runs it."""
 
-    def __init__(
-        self, machine: Machine, *, row: Serve, trace: Trace | None = None, on_run: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, machine: Machine, *, row: Serve, trace: Trace | None = None) -> None:
         """`machine.limits.max_requests` is the highest concurrency."""
-        self._machine, self._row, self._trace, self._on_run = machine, row, trace, on_run
+        self._machine, self._row, self._trace = machine, row, trace
+        self._on_run: Callable[[], None] = lambda: None
         self._all = contenders(block_size=machine.block_size, confident=machine.confident, thresholds=row.thresholds)
         self._few = tuple(dict.fromkeys(principal(block_size=machine.block_size, confident=machine.confident)))
         self._loads = concurrencies(machine.limits.max_requests)
-        domains: dict[str, float] = {**row.domains} if row.domains else dict.fromkeys(machine.rounds.domains, 1.0)
+        domains = {str(name): share for name, share in (row.domains or {}).items()}
+        domains = domains or dict.fromkeys(machine.rounds.domains, 1.0)
         self._mix = RequestMix(law(row.prompt_tokens), law(row.output_tokens), domains)
         numbers = self._mix.output_tokens.draw(np.random.default_rng(row.seed), 10_000)
         self._mean_output = float(numbers.mean())
 
     @property
     def num_runs(self) -> int:
+        """Simulations that `body` runs; fewer if the trace has no load that could be scaled."""
         confident, row = self._machine.confident, self._row
         closed = (len(self._all) + 2 * confident) * len(self._loads)
         opened = len(self._few) * (len(row.loads) + len(IRREGULAR) + 2 * (self._trace is not None))
         return closed + opened + confident * len(row.burst_factors) * (1 + len(row.staleness))
 
-    def body(self) -> dict[str, Any]:
-        """Everything in serve.json that is computed; see `run_study`."""
+    def body(self, *, on_run: Callable[[], None]) -> dict[str, Any]:
+        """Everything in serve.json that is computed. `on_run` is called after each simulation."""
+        self._on_run = on_run
         closed = {item.name: [self._closed(item, users) for users in self._loads] for item in self._all}
         plain = closed[PLAIN]
         one_user = plain[0].user.p50
@@ -115,7 +117,7 @@ class Study:
             "deadline": {**asdict(deadline), "basis": basis},
             "capacity": {"policy": best.policy, "tokens_per_s": best.tokens_per_s, "requests_per_s": capacity},
             "latencies": self._latencies(mix, capacity=capacity),
-            "staleness": self._staleness(mix, capacity=capacity) if self._machine.confident else None,
+            "staleness": self._staleness(mix, closed[ASYNCHRONOUS.name]) if self._machine.confident else None,
             "believed": self._believed(closed) if self._machine.confident else None,
             "early_exit": {"rows": early_exit_rows(self._all, closed)},
         }
@@ -181,9 +183,11 @@ class Study:
             num_requests=num, seed=seed,
         )  # fmt: skip
 
-    def _staleness(self, mix: RequestMix, *, capacity: float) -> dict[str, Any]:
-        """Schedulers from synchronous to very stale, under traffic from even to bursty, always at one mean load."""
-        row, rate = self._row, self._row.irregular_load * capacity
+    def _staleness(self, mix: RequestMix, points: Sequence[ClosedPoint]) -> dict[str, Any]:
+        """Schedulers from synchronous to very stale, under traffic from even to bursty, always at one mean load: a
+        share of what the asynchronous one reaches in the closed loop (`points`)."""
+        row, capacity = self._row, max(point.tokens_per_s for point in points)
+        rate = row.irregular_load * capacity / self._mean_output
         cells: list[dict[str, Any]] = []
         for factor in row.burst_factors:
             requests = self._open("bursty", mix, rate=rate, burst_factor=factor)
@@ -202,6 +206,7 @@ class Study:
         num = max(row.open_requests, 5 * self._machine.limits.max_requests)
         return {
             "load": row.irregular_load,
+            "capacity_tokens_per_s": capacity,
             "requests_per_s": rate,
             "burst_share": row.burst_share,
             "burst_s": row.burst_share * num / rate / NUM_BURSTS,

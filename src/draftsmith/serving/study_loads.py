@@ -28,13 +28,14 @@ OVERLOADED = 0.9
 def serve(machine: Machine, contender: Contender, requests: Requests, *, table: CostTable | None = None) -> Outcome:
     """`requests` under a policy; those who compare policies give all of them the same requests."""
     plain = contender.name == PLAIN
+    raw = plain or contender.kind == "threshold"  # which is defined on raw confidences
     return simulate(
         requests,
         rounds=machine.plain if plain else machine.rounds,
         policy=contender.policy(machine, table=table),
         costs=machine.plain_costs if plain else machine.costs,
         limits=machine.limits,
-        temperatures=None if plain else machine.temperatures,
+        temperatures=None if raw else machine.temperatures,
         drafting=None if plain else contender.drafting(machine),
         seed=machine.seed,
     )
