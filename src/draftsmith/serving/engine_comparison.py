@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.decoding.policies import LengthPolicy
+from draftsmith.decoding.session import PREFILL_TOKENS
 from draftsmith.drafters.base import Drafter
 from draftsmith.serving.cost_table import CostTable
 from draftsmith.serving.recorded import RecordedRounds
@@ -30,6 +31,8 @@ class EngineComparison:
     simulated_rounds: int
     simulated_verified: int
     simulated_committed: int
+    engine_s: float = 0.0  # of steps and prefill passes
+    simulated_s: float = 0.0
 
     @property
     def engine_length(self) -> float:
@@ -61,6 +64,20 @@ class EngineComparison:
         """Simulated accepted length over the engine's, less 1."""
         return self.simulated_accepted_length / self.engine_accepted_length - 1
 
+    @property
+    def engine_tokens_per_s(self) -> float:
+        """Tokens committed by steps, over the time of steps and prefill."""
+        return self.engine_committed / self.engine_s
+
+    @property
+    def simulated_tokens_per_s(self) -> float:
+        return self.simulated_committed / self.simulated_s
+
+    @property
+    def throughput_error(self) -> float:
+        """Simulated tokens a second over the engine's, less 1; means something where the costs are this machine's."""
+        return self.simulated_tokens_per_s / self.engine_tokens_per_s - 1
+
 
 def compare_with_engine(
     requests: Sequence[Request],
@@ -74,15 +91,17 @@ def compare_with_engine(
     rounds: RecordedRounds,
     max_requests: Sequence[int],
     seeds: Sequence[int],
+    costs: StepCosts | None = None,
 ) -> tuple[EngineComparison, ...]:
     """Both answer the same requests, all there from the beginning, at each limit of requests in flight.
 
     The engine decodes; the simulator is given the lengths of prompts and of the engine's answers, the domain of each
     request, and `rounds` recorded on other prompts; its sums are those of all `seeds`. `new_policy` makes a policy
-    without a memory. The time of a step plays no part: nothing arrives later.
+    without a memory. `costs` are those of the machine, for the seconds; which tokens are verified does not hang on
+    them, as nothing arrives later.
     """
     end_ids = tuple(end_ids)
-    costs = StepCosts(CostTable([1], steps_per_s=[1.0]))
+    costs = costs or StepCosts(CostTable([1], steps_per_s=[1.0]))
     found = []
     for limit in max_requests:
         engine = Engine(
@@ -95,14 +114,14 @@ def compare_with_engine(
             output_tokens=[len(answer.token_ids) for answer in answers],
             domain=domain,
         )
-        simulated = [
+        outcomes = [
             simulate(
-                offered, rounds=rounds, policy=new_policy(), costs=costs, limits=Limits(limit),
-                temperatures=temperatures, seed=seed,
-            ).steps
+                offered, rounds=rounds, policy=new_policy(), costs=costs,
+                limits=Limits(limit, prefill_tokens=PREFILL_TOKENS), temperatures=temperatures, seed=seed,
+            )
             for seed in seeds
         ]  # fmt: skip
-        steps = engine.times.steps
+        steps, simulated = engine.times.steps, [outcome.steps for outcome in outcomes]
         found.append(
             EngineComparison(
                 max_requests=limit,
@@ -112,6 +131,10 @@ def compare_with_engine(
                 simulated_rounds=sum(int(step.num_requests.sum()) for step in simulated),
                 simulated_verified=sum(int(step.verified.sum()) for step in simulated),
                 simulated_committed=sum(int(step.committed.sum()) for step in simulated),
+                engine_s=sum(step.total_s for step in steps) + engine.times.prefill_s,
+                simulated_s=sum(
+                    float(outcome.steps.seconds.sum() + outcome.prefills.seconds.sum()) for outcome in outcomes
+                ),
             )
         )
     return tuple(found)
