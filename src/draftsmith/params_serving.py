@@ -80,8 +80,8 @@ class Serve(Row):
     prompt_tokens: TokenNumbers = TokenNumbers(median=128, spread=0.6, low=8, high=1024)
     output_tokens: TokenNumbers = TokenNumbers(median=96, spread=0.5, low=8, high=512)
     domains: dict[Domain, Annotated[float, Field(gt=0)]] | None = Field(None, min_length=1)
-    closed_requests: Count = 128
-    open_requests: Count = 300
+    closed_requests: Count = 96
+    open_requests: Count = 240
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.3, 0.5, 0.7)
     loads: tuple[Annotated[float, Field(gt=0)], ...] = Field((0.3, 0.6, 0.9), min_length=1)
     irregular_load: float = Field(0.6, gt=0)
