@@ -108,6 +108,21 @@ PARAMS: dict[str, Any] = {
         "speed": {"benchmark": "humaneval", "batch_sizes": [1, 2], "num_prompts": 2, "max_new_tokens": 6},
         "seed": 6,
     },
+    "profile": {
+        "num_requests": [1, 2], "context_tokens": [32, 64], "repeats": 1, "warmup": 0, "budget_s": 10, "seed": 7,
+    },
+    "serve": {
+        "closed_requests": 4,
+        "open_requests": 8,
+        "loads": [0.5],
+        "thresholds": [0.5],
+        "burst_factors": [1.0, 4.0],
+        "staleness": [2],
+        "prompt_tokens": {"median": 16, "spread": 0.5, "high": 32},
+        "output_tokens": {"median": 8, "spread": 0.5, "high": 16},
+        "what_if": [],
+        "seed": 8,
+    },
 }  # fmt: skip
 
 

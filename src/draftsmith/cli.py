@@ -15,6 +15,8 @@ from draftsmith import __version__
 from draftsmith.cli_cache import cache, plan
 from draftsmith.cli_evaluate import benchmarks, compare, evaluate, report
 from draftsmith.cli_options import KEY, TARGET, open_workspace
+from draftsmith.cli_profile import profile
+from draftsmith.cli_serve import serve
 from draftsmith.errors import DraftsmithError, MachineError, StoreError
 
 # What no code can mend: a disk that is full, read-only, broken or gone, files that are another user's.
@@ -30,7 +32,7 @@ def cli() -> None:
     """From a target model to a trained, calibrated and evaluated drafter for speculative decoding."""
 
 
-for command in (plan, cache, evaluate, benchmarks, compare, report):
+for command in (plan, cache, evaluate, benchmarks, compare, report, profile, serve):
     cli.add_command(command)
 
 
@@ -41,7 +43,7 @@ def run() -> None:
     from rich.console import Console
 
     from draftsmith.evaluation.summary import load_reports, summary
-    from draftsmith.jobs import line
+    from draftsmith.jobs import line, serve_overlay
     from draftsmith.jobs.forecast import forecast
     from draftsmith.tracking import tracking_uri
 
@@ -51,6 +53,7 @@ def run() -> None:
         click.echo(f"made {item.stage} again: store {item.store} lacked {item.prefix}")
     line.dvc(workspace, ["repro"])
     line.write_comparison(workspace, params)
+    serve_overlay.write_overlay(workspace, params)
     reports = load_reports(workspace, keys=list(params.runs))
     Console().print(summary(reports, reports_dir=workspace.root / "reports", mlflow_url=tracking_uri(workspace)))
     rewritten = line.rewritten_files(workspace, before)

@@ -22,6 +22,7 @@ from draftsmith.serving.profile_tables import (
     monotone_table,
     prefill_cost,
     requests_costs,
+    verification_by_requests,
     verification_tables,
     whole_step_table,
 )
@@ -52,7 +53,8 @@ class Profile:
     """Costs of a step, and the points that they were made of.
 
     Both tables are of verification alone and have every N: `jagged` the medians as measured with straight lines of
-    seconds between them, `table` with seconds that do not fall (`profile_tables`).
+    seconds between them, `table` with seconds that do not fall (`profile_tables`). What verification takes longer for
+    more requests at equal N is in `upkeep`, beside the time outside of drafter and target.
     """
 
     origin: Origin
@@ -68,8 +70,9 @@ class Profile:
     @classmethod
     def of_points(cls, origin: Origin, *, points: Sequence[Point], prefill: Sequence[PrefillPoint]) -> Profile:
         """Raises DraftsmithError without a point of the sweep over tokens."""
-        jagged, table = verification_tables(points)
-        drafting, upkeep = requests_costs(points, block_size=origin.block_size)
+        by_requests = verification_by_requests(points)
+        jagged, table = verification_tables(points, by_requests=by_requests)
+        drafting, upkeep = requests_costs(points, block_size=origin.block_size, by_requests=by_requests)
         return cls(
             origin,
             jagged,

@@ -17,6 +17,7 @@ from draftsmith.serving.profile_points import Point, PrefillPoint
 from draftsmith.serving.step_costs import ContextCost, DraftingCost, PrefillCost, UpkeepCost
 
 Floats = NDArray[np.float64]
+ROUNDS_OF_FIT = 50
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,49 @@ def smoothed_table(measured: CostTable, *, weights: ArrayLike) -> CostTable:
     return _at_every_number(places, seconds, last=int(measured.batch_tokens[-1]))
 
 
-def verification_tables(points: Sequence[Point]) -> tuple[CostTable, CostTable]:
+def verification_by_requests(points: Sequence[Point]) -> dict[int, float]:
+    """What R requests make verification take beyond the fewest that were measured, at equal N: seconds by R.
+
+    A pass over N tokens of more requests reads more rows of keys and makes more logits. Fitted with the table as
+    seconds = theta(N) + alpha(R), theta not falling, by turns; alpha of the fewest requests is 0, and never below.
+    """
+    shapes = [
+        (point.num_requests, point.batch_tokens, point.verify_s.median, float(point.num_steps))
+        for point in points
+        if point.sweep == "tokens" and point.batch_tokens is not None and point.verify_s is not None
+    ]
+    if not shapes:
+        return {}
+    requests, tokens, seconds, weights = (np.array(column) for column in zip(*shapes, strict=True))
+    numbers, row = np.unique(requests, return_inverse=True)
+    places, at = np.unique(tokens, return_inverse=True)
+    mass = np.bincount(at, weights)
+    alpha = np.zeros(len(numbers))
+    for _ in range(ROUNDS_OF_FIT):
+        means = np.bincount(at, weights * (seconds - alpha[row])) / mass
+        pools = isotonic_pools(places, values=means, weights=mass)
+        theta = np.interp(places, [pool.place for pool in pools], [pool.value for pool in pools])
+        alpha = np.bincount(row, weights * (seconds - theta[at])) / np.bincount(row, weights)
+        alpha -= alpha[0]
+    return dict(zip(numbers.tolist(), np.maximum(alpha, 0.0).tolist(), strict=True))
+
+
+def verification_tables(
+    points: Sequence[Point], *, by_requests: Mapping[int, float] | None = None
+) -> tuple[CostTable, CostTable]:
     """(as measured, monotone) tables of verification alone, from the sweep over tokens; each has every N.
 
-    Where several R share an N, the median of theirs. The monotone one weighs points by their steps.
+    `by_requests` are seconds that belong to the R of a point (`verification_by_requests`) and are left out. Where
+    several R share an N, the median of theirs. The monotone one weighs points by their steps.
     Raises DraftsmithError without such points.
     """
-    measured, weights = _by_tokens(points, seconds=lambda point: None if point.verify_s is None
-                                   else point.verify_s.median)  # fmt: skip
+
+    def alone(point: Point) -> float | None:
+        if point.verify_s is None:
+            return None
+        return point.verify_s.median - (by_requests or {}).get(point.num_requests, 0.0)
+
+    measured, weights = _by_tokens(points, seconds=alone)
     return every_number(measured), smoothed_table(measured, weights=weights)
 
 
@@ -114,9 +150,11 @@ def whole_step_table(points: Sequence[Point]) -> CostTable:
     return smoothed_table(measured, weights=weights)
 
 
-def requests_costs(points: Sequence[Point], *, block_size: int | None) -> tuple[DraftingCost, UpkeepCost]:
+def requests_costs(
+    points: Sequence[Point], *, block_size: int | None, by_requests: Mapping[int, float] | None = None
+) -> tuple[DraftingCost, UpkeepCost]:
     """Seconds of drafting and of upkeep by R, from the points of sweep "requests", and the share of drafting that does
-    not shrink with its blocks."""
+    not shrink with its blocks. Upkeep includes what verification takes `by_requests`."""
     found = [point for point in points if point.sweep == "requests"]
     numbers = tuple(point.num_requests for point in found)
     whole = {point.num_requests: point.draft_s.median for point in found}
@@ -126,7 +164,10 @@ def requests_costs(points: Sequence[Point], *, block_size: int | None) -> tuple[
             tuple(whole.values()),
             1.0 if block_size is None else fixed_share(points, whole=whole, block_size=block_size),
         ),
-        UpkeepCost(numbers, tuple(point.upkeep_s.median for point in found)),
+        UpkeepCost(
+            numbers,
+            tuple(point.upkeep_s.median + (by_requests or {}).get(point.num_requests, 0.0) for point in found),
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from draftsmith.serving.profile_tables import (
     prefill_cost,
     requests_costs,
     smoothed_table,
+    verification_by_requests,
     verification_tables,
     whole_step_table,
 )
@@ -206,3 +207,26 @@ def test_context_never_takes_time_off() -> None:
     falling = [point(value, tokens=2, sweep="context", context=context) for value, context in ((2.0, 1.0), (1.0, 9.0))]
     assert context_cost(falling).seconds_per_token == 0
     assert context_cost(falling[:1]).seconds_per_token == 0
+
+
+def test_what_requests_add_at_equal_tokens_is_set_apart() -> None:
+    """Seconds theta(N) + alpha(R) to the digit, theta = N, alpha = 0, 2, 5; then the tables are theta alone."""
+    added = {1: 0.0, 2: 2.0, 4: 5.0}
+    points = [
+        point(tokens + seconds_of, tokens=tokens, requests=requests)
+        for requests, seconds_of in added.items()
+        for tokens in range(requests, 5 * requests + 1, requests)
+    ]
+    found = verification_by_requests(points)
+    assert found == pytest.approx(added, abs=1e-3)
+    for table in verification_tables(points, by_requests=found):
+        assert [seconds(table)[place] for place in (0, 1, 3, 7, 11)] == pytest.approx([1, 2, 4, 8, 12], abs=2e-3)
+    costs = requests_costs([*points, point(None, tokens=None, requests=4, sweep="requests", upkeep=0.5)],
+                           block_size=4, by_requests=found)  # fmt: skip
+    assert costs[1].seconds == pytest.approx((5.5,), abs=1e-3)
+
+
+def test_more_requests_that_seem_faster_add_nothing() -> None:
+    points = [point(3.0, tokens=2, requests=1), point(2.0, tokens=2, requests=2)]
+    assert verification_by_requests(points) == {1: 0.0, 2: 0.0}
+    assert verification_by_requests([point(1.0, tokens=2, sweep="context")]) == {}
