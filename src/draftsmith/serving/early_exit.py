@@ -115,22 +115,23 @@ class _Probes:
     def __init__(self, every: int) -> None:
         if every < 2:
             raise DraftsmithError("steps between the probes of an early exit", got=every, expected=">= 2")
-        self._every, self._factor, self._since = every, 1, 0
+        self._every, self._factor, self._since, self._probed = every, 1, 0, False
 
     def due(self) -> bool:
         """Called once a step, before it is known who drafts."""
         self._since += 1
         if self._since < self._every * self._factor:
             return False
-        self._since = 0
+        self._since, self._probed = 0, True
         return True
 
     def tell(self, lengths: Ints) -> None:
         """What a step that was not due drafts; the first one after a probe shows if that changed anything."""
         if lengths.any():
             self._factor = 1
-        elif self._since == 1:
+        elif self._probed:
             self._factor = min(2 * self._factor, self.MOST)
+        self._probed = False
 
 
 class EarlyExit:

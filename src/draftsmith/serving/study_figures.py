@@ -107,7 +107,8 @@ def _staleness(found: Body, title: str) -> Figure:
     ):
         values = 100 * np.array([cell[name] for cell in found["cells"]]).reshape(shape)
         most = max(1.0, float(np.abs(values[:, 1:]).max()))  # the synchronous column may be far off
-        panel.imshow(values, cmap="RdBu" if name == "fresh_change" else "RdBu_r", vmin=-most, vmax=most, aspect="auto")
+        colours = "RdBu" if name == "fresh_change" else "RdBu_r"
+        panel.imshow(values, cmap=colours, vmin=-2 * most, vmax=2 * most, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
             panel.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=8)
         panel.set_xticks(range(shape[1]), ["sync" if steps == 0 else str(steps) for steps in found["staleness"]])
