@@ -11,7 +11,13 @@ from pathlib import Path
 from draftsmith.paths import Workspace
 from draftsmith.provenance import read_hardware
 
-OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
+
+def within(ratio: float, limit: float) -> bool:
+    """No further than `limit` from 1."""
+    return abs(ratio - 1) <= limit
+
+
+OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "within": within}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ machine of a profile; and the same for a synthetic drafter and machine, marked a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from draftsmith.params_serving import Serve, WhatIf
 from draftsmith.paths import Workspace
 from draftsmith.serving.contenders import Machine
 from draftsmith.serving.cost_table import CostTable, read_cost_table
+from draftsmith.serving.page import serve_page
 from draftsmith.serving.profile import EXAMPLES, Profile, example_profile, is_profile, read_profile
 from draftsmith.serving.recorded import RecordedRounds, record_decoded
+from draftsmith.serving.settings import recommend, settings_body, settings_markdown
 from draftsmith.serving.simulator import Limits
 from draftsmith.serving.step_costs import StepCosts
 from draftsmith.serving.study import SCHEMA_VERSION, Study, rounds_facts
@@ -43,6 +45,7 @@ class Costs:
     facts: dict[str, Any]  # `machine` and `profile` of serve.json
     synthetic: bool
     note: str
+    profile: dict[str, Any] | None = None  # its body, for the page
 
     @classmethod
     def of_profile(cls, profile: Profile, *, source: str) -> Costs:
@@ -57,6 +60,7 @@ class Costs:
             },
             body["synthetic"],
             body["note"] or "",
+            body,
         )
 
     @classmethod
@@ -111,7 +115,16 @@ def run(
                 for part, study in zip(parts, studies, strict=True)
             ]
         body = bodies[0] | {"trace": _trace_facts(file, told), "what_if": bodies[1:]}
-        path = _write(workspace.report_dir(key), stem, body, tracked=tracked)
+        from_anchor = params.drafters[plan.drafter].sample_from_anchor
+        for item in serve_bodies(body):
+            item["engine_settings"] = settings_body(recommend(item, sample_from_anchor=from_anchor))
+        page = serve_page(
+            body, title=f"Serving study: {key}", sample_from_anchor=from_anchor,
+            profiles={part.name: part.costs.profile for part in parts if part.costs.profile is not None},
+        )  # fmt: skip
+        settings = settings_markdown(body, recommend(body, sample_from_anchor=from_anchor))
+        texts = {f"{stem}.md": serve_markdown(body), f"{stem}.html": page, f"{stem}-settings.md": settings}
+        path = _write(workspace.report_dir(key), stem, body, texts=texts, tracked=tracked)
         _log(tracked, body)
     return path
 
@@ -261,17 +274,17 @@ def _trace_facts(path: Path | None, trace: Trace | None) -> dict[str, Any] | Non
     return {"file": path.name, "num_requests": len(trace.requests), "num_left_out": trace.num_left_out}
 
 
-def _write(folder: Path, stem: str, body: dict[str, Any], *, tracked: StageRun) -> Path:
+def _write(folder: Path, stem: str, body: dict[str, Any], *, texts: Mapping[str, str], tracked: StageRun) -> Path:
     """All reports of a job under one stem; those of a what-if carry its name."""
     for item in serve_bodies(body):
         part = stem if item is body else f"{stem}-what_if-{item['name']}"
         for name, figure in study_figures(item).items():
             write_bytes(folder / f"{part}-{name}.png", png_bytes(figure))
             tracked.log_figure(figure, f"{part}-{name}.png")
-    text, series = serve_markdown(body), serve_csv(serve_bodies(body))
-    write_bytes(folder / f"{stem}.csv", series.encode())
-    write_bytes(folder / f"{stem}.md", text.encode())
-    tracked.log_text(text, f"{stem}.md")
+    for name, text in texts.items():
+        write_bytes(folder / name, text.encode())
+        tracked.log_text(text, name)
+    write_bytes(folder / f"{stem}.csv", serve_csv(serve_bodies(body)).encode())
     tracked.log_json(body, f"{stem}.json")
     write_json(folder / f"{stem}.json", body)
     return folder / f"{stem}.json"
