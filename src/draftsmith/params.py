@@ -115,13 +115,19 @@ class Train(Row):
 
 
 class Calibrate(Row):
-    """Rounds of real speculative decoding on the calibration split, and the grid of the fit (DSpark 3.2.1)."""
+    """Rounds of real speculative decoding on the calibration split, and the grid of the fit (DSpark 3.2.1).
+
+    `by_domain` fits the temperatures of each domain as well; `online_half_life` is that of the running estimate, rounds
+    after which one counts half.
+    """
 
     max_new_tokens: int = Field(gt=0)
     batch_size: int = Field(gt=0)
     temperature: float = Field(1.0, ge=0)
     holdout_share: float = Field(0.5, gt=0, lt=1)
     min_rounds: int = Field(200, gt=0)
+    by_domain: bool = False
+    online_half_life: float = Field(1000.0, gt=0)
     num_bins: int = Field(20, gt=1)
     grid_low: float = Field(0.2, gt=0, le=1)
     grid_high: float = Field(5.0, gt=1)

@@ -23,7 +23,18 @@ class RoundArrays:
     logits: NDArray[np.float64]  # [N, K] raw confidence logits
     accepted: NDArray[np.int64]  # [N] accepted draft tokens
     counted: NDArray[np.int64]  # [N] slots that count, accepted <= counted <= K
-    num_prompts: int
+    prompt: NDArray[np.int64]  # [N] of each round, index into prompt_ids
+    prompt_ids: tuple[str, ...]
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt_ids)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> RoundArrays:
+        """Some of the rounds [N], and the prompts that they are of."""
+        places, prompt = np.unique(self.prompt[rows], return_inverse=True)
+        ids = tuple(self.prompt_ids[place] for place in places)
+        return RoundArrays(self.logits[rows], self.accepted[rows], self.counted[rows], prompt, ids)
 
     @property
     def num_rounds(self) -> int:
@@ -53,8 +64,10 @@ def collect_rounds(generations: Sequence[Generation], *, block_size: int) -> Rou
 
     Raises CalibrationError, naming the request, if a round lacks its K confidence logits or contradicts itself.
     """
-    logits, accepted, counted = [], [], []
+    logits, accepted, counted, prompt = [], [], [], []
+    places: dict[str, int] = {}
     for generation in generations:
+        place = places.setdefault(generation.prompt_id, len(places))
         for index, item in enumerate(generation.rounds):
             where = f"request {generation.request_id}, round {index}"
             if len(item.confidence_logits) != block_size:
@@ -74,11 +87,13 @@ def collect_rounds(generations: Sequence[Generation], *, block_size: int) -> Rou
             logits.append(item.confidence_logits)
             accepted.append(item.accepted)
             counted.append(item.counted)
+            prompt.append(place)
     return RoundArrays(
         logits=np.asarray(logits, np.float64).reshape(len(logits), block_size),
         accepted=np.asarray(accepted, np.int64),
         counted=np.asarray(counted, np.int64),
-        num_prompts=len({generation.prompt_id for generation in generations}),
+        prompt=np.asarray(prompt, np.int64),
+        prompt_ids=tuple(places),
     )
 
 
@@ -104,14 +119,15 @@ def split_rounds(
         holdout=collect_rounds([item for item in generations if item.prompt_id in held_out], block_size=block_size),
     )
     for name, part in (("fitting", split.fit), ("held-out", split.holdout)):
-        _require_rounds(part, name=name, min_rounds=min_rounds, total_prompts=len(prompt_ids))
+        require_rounds(part, name=name, min_rounds=min_rounds, total_prompts=len(prompt_ids))
     return split
 
 
 NUM_PROMPTS_KNOB = "params.yaml: prompts.num_calibration"
 
 
-def _require_rounds(part: RoundArrays, *, name: str, min_rounds: int, total_prompts: int) -> None:
+def require_rounds(part: RoundArrays, *, name: str, min_rounds: int, total_prompts: int) -> None:
+    """Raises CalibrationError, with the number of prompts that would do, if a slot counts in too few rounds."""
     fewest = min(part.num_counted)
     if fewest >= min_rounds:
         return

@@ -22,6 +22,7 @@ from draftsmith.calibration.ece import (
     reliability_bins,
     roc_auc,
 )
+from draftsmith.calibration.intervals import calibration_intervals
 from draftsmith.calibration.sts import survival
 from draftsmith.errors import CalibrationError
 from draftsmith.figures import new_figure
@@ -48,6 +49,9 @@ MEASURES = (
 )
 """Fields of the body that hold one entry a position."""
 
+EXTRAS = ("intervals", "by_domain", "online")
+"""Fields of the body that hold more than one entry a position: see `intervals`, `domains` and `online`."""
+
 MEANS = (
     "mean_ece_before",
     "mean_ece_after",
@@ -69,6 +73,7 @@ def calibration_body(
     `auc` judges the position's own confidence c_k against acceptance given that the prefix k - 1 was accepted, which no
     temperature changes. `null_ece` is what perfect calibration would show by chance (mean and 95 % quantile), and
     `null_mean_ece` the same of the mean over positions.
+    `intervals` are 95 % over prompts, of the measures by name; `by_domain` and `online` are the stage's to fill in.
     A position without data, or an AUC of one class only, is None.
     """
     temperatures = np.asarray(temperatures, np.float64)
@@ -90,6 +95,14 @@ def calibration_body(
         "num_fit_prompts": split.fit.num_prompts,
         "temperatures": temperatures.tolist(),
         **{name: measures[name] for name in (*MEANS, *MEASURES)},
+        "intervals": calibration_intervals(
+            split.holdout,
+            temperatures={"before": np.ones_like(temperatures), "after": temperatures},
+            num_bins=num_bins,
+            seed=seed,
+        ),
+        "by_domain": None,
+        "online": None,
     }
 
 
@@ -104,6 +117,7 @@ def not_applicable_body(block_size: int, *, reason: str) -> dict[str, Any]:
         **dict.fromkeys(counts),
         "temperatures": None,
         **dict.fromkeys((*MEANS, *MEASURES)),
+        **dict.fromkeys(EXTRAS),
     }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftsmith.calibration.collect import split_rounds
+from draftsmith.calibration.domains import domain_calibrations
+from draftsmith.calibration.online import online_report
 from draftsmith.calibration.report import (
     calibration_body,
     not_applicable_body,
@@ -23,8 +26,11 @@ from draftsmith.jobs.stores import stored, workspace_store
 from draftsmith.manifest import Manifest, write_bytes, write_json
 from draftsmith.params import Calibrate, Params, Sampling
 from draftsmith.paths import Workspace
+from draftsmith.serving.sidecars import check_sts
 from draftsmith.text.rows import Prompt, decode_prompts
 from draftsmith.tracking import StageRun, stage_run
+
+SIDES = ("raw", "common", "own")
 
 
 def run(workspace: Workspace, params: Params, key: str) -> None:
@@ -41,11 +47,15 @@ def run(workspace: Workspace, params: Params, key: str) -> None:
             store = workspace_store(workspace)
             split = decode_prompts(stored(store, prompts, "calibration.parquet", stage="prompts"))
             generations = decode_rounds(workspace, params, key, prompts=split)
-            body = fit(generations, block_size=drafter_row.block_size, row=row)
+            domain_of = {item.id: item.domain for item in split}
+            body = fit(generations, block_size=drafter_row.block_size, row=row, domain_of=domain_of)
             figure = reliability_figure(body, title=f"Reliability of {key}")
             write_bytes(report / "reliability.png", png_bytes(figure))
             tracked.log_figure(figure, "reliability.png")
-            write_json(report / "sts.json", sts_sidecar(body, dataset=f"prompts {prompts.digest[:12]}"))
+            sidecar = sts_sidecar(body, dataset=_dataset(body, split, row=row, digest=prompts.digest))
+            check_sts(sidecar, block_size=drafter_row.block_size, where="sts.json")
+            write_json(report / "sts.json", sidecar)
+            tracked.log_json(sidecar, "sts.json")
             _log(tracked, body)
         write_bytes(report / "reliability.csv", reliability_csv(body).encode())
         tracked.log_json(body, "calibrate.json")
@@ -77,8 +87,10 @@ def decode_rounds(
     return tuple(generations)
 
 
-def fit(generations: tuple[Generation, ...], *, block_size: int, row: Calibrate) -> dict[str, Any]:
-    """Temperatures from one part of the prompts, every measure from the other."""
+def fit(
+    generations: tuple[Generation, ...], *, block_size: int, row: Calibrate, domain_of: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Temperatures from one part of the prompts, every measure from the other; `domain_of`: prompt id -> domain."""
     split = split_rounds(
         generations,
         block_size=block_size,
@@ -86,14 +98,36 @@ def fit(generations: tuple[Generation, ...], *, block_size: int, row: Calibrate)
         min_rounds=row.min_rounds,
         seed=row.seed,
     )
+    grid = temperature_grid(row.grid_low, high=row.grid_high, num_points=row.grid_points)
     temperatures = fit_temperatures(
         split.fit.logits,
         accepted=split.fit.accepted,
         counted=split.fit.counted,
-        grid=temperature_grid(row.grid_low, high=row.grid_high, num_points=row.grid_points),
+        grid=grid,
         num_bins=row.num_bins,
     )
-    return calibration_body(split, temperatures=temperatures, num_bins=row.num_bins, seed=row.seed)
+    body = calibration_body(split, temperatures=temperatures, num_bins=row.num_bins, seed=row.seed)
+    domains = domain_of or {}
+    if row.by_domain and domain_of is not None:
+        body["by_domain"] = domain_calibrations(
+            split, domain_of=domains, common=temperatures, grid=grid, num_bins=row.num_bins,
+            min_rounds=row.min_rounds, seed=row.seed,
+        )  # fmt: skip
+    body["online"] = online_report(
+        split.fit, holdout=split.holdout, offline=temperatures, grid=grid, num_bins=row.num_bins,
+        half_life=row.online_half_life, seed=row.seed,
+        domains=[domains.get(prompt_id, "all") for prompt_id in split.holdout.prompt_ids],
+    )  # fmt: skip
+    return body
+
+
+def _dataset(body: Mapping[str, Any], split: Sequence[Prompt], *, row: Calibrate, digest: str) -> str:
+    """What the temperatures were fitted on, for people."""
+    domains = ", ".join(sorted({item.domain for item in split}))
+    return (
+        f"calibration prompts {digest[:12]} ({body['num_fit_prompts']} of {domains}), answers sampled at temperature "
+        f"{row.temperature:g}, whole blocks verified"
+    )
 
 
 def _log(tracked: StageRun, body: dict[str, Any]) -> None:
@@ -102,4 +136,15 @@ def _log(tracked: StageRun, body: dict[str, Any]) -> None:
     ):
         named = dict(zip(("temperature", "ece_before", "ece_after", "auc"), values, strict=True))
         tracked.log_metrics({name: value for name, value in named.items() if value is not None}, step=position)
+    for name, intervals in body["intervals"].items():
+        for position, ends in enumerate(intervals, start=1):
+            if ends is not None:
+                tracked.log_metrics({f"{name}_low": ends[0], f"{name}_high": ends[1]}, step=position)
+    for kind in ("stationary", "drift"):
+        found = body["online"][kind]
+        tracked.log_metrics(
+            {f"online_{kind}_{side}": found[f"mean_ece_{side}"] for side in ("raw", "offline", "online")}, step=0
+        )
+    for name, found in (body["by_domain"] or {}).items():
+        tracked.log_metrics({f"{name}_mean_ece_{side}": found[f"mean_ece_{side}"] for side in SIDES}, step=0)
     tracked.log_metrics({"mean_ece_before": body["mean_ece_before"], "mean_ece_after": body["mean_ece_after"]}, step=0)

@@ -33,7 +33,8 @@ def make_rounds(rows: list[tuple[float, float, int, int]]) -> RoundArrays:
         logits=np.array([[logit(first), logit(second)] for first, second, _, _ in rows]),
         accepted=np.array([accepted for _, _, accepted, _ in rows]),
         counted=np.array([counted for _, _, _, counted in rows]),
-        num_prompts=len(rows),
+        prompt=np.arange(len(rows)),
+        prompt_ids=tuple(map(str, range(len(rows)))),
     )
 
 
