@@ -216,16 +216,25 @@ def _what_if(params: Params, key: str, item: WhatIf) -> Part:
     rounds = synthetic_rounds(
         lengths, block_size=drafter.block_size, confident=drafter.confidence, seed=params.serve.seed
     )
+    whence = _whence(drafter.kind, drafter.block_size) if given is None else "as params.yaml has them"
     told = ", ".join(f"{name} {length:g}" for name, length in lengths.items())
     note = (
         f"Synthetic: the example profile `{item.profile}`, and rounds drawn to accepted lengths of {told}"
-        f" ({'as published for ' + drafter.kind if given is None else 'as params.yaml has them'}), with confidences"
+        f" ({whence}), with confidences"
         " that are calibrated by construction. Nothing here was measured; it shows the shape that a drafter of that"
         " quality would have."
     )
     facts = rounds_facts(rounds, source="synthetic", temperature=None)
     costs = Costs.of_profile(example_profile(item.profile), source=f"example {item.profile}")
     return Part(item.name, costs, rounds, facts, None, True, note)
+
+
+def _whence(kind: str, block_size: int) -> str:
+    """Where the lengths of `published_lengths` are from."""
+    if kind == "mtp1":
+        return "assumed: no paper gives them for this kind"
+    published = f"as the DSpark paper gives them for {kind} at 7 draft tokens"
+    return published if block_size == 7 else f"{published}, carried over to {block_size}"
 
 
 def _machine(part: Part, row: Serve) -> Machine:
