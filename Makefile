@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 # DeepSpeed compiles a small library on first use; inside the working copy it is built once and removed with it.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.torch_extensions
 
-.PHONY: help setup run study test up down status lint bench clean distclean
+.PHONY: help setup run serve study test up down status lint bench clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ $(STAMP): requirements.lock requirements-data.txt pyproject.toml
 
 run: setup ## The whole line: prompts, answers, cache, training, calibration, evaluation, and the table of figures
 	@$(VENV)/bin/draftsmith run
+
+serve: setup ## What verification buys under load: times this machine (leave it alone), then simulates -> reports/KEY/serve.html
+	@$(VENV)/bin/dvc repro serve && $(VENV)/bin/draftsmith report
 
 study: setup ## Six drafters on equal data and equal steps, side by side (an hour or more) -> reports/study
 	@$(VENV)/bin/draftsmith study

@@ -38,7 +38,8 @@ for command in (plan, cache, evaluate, benchmarks, compare, report, profile, ser
 
 @cli.command()
 def run() -> None:
-    """The whole line for every run of params.yaml: says what it will take, builds what is stale, prints the table."""
+    """The line for every run of params.yaml up to calibration and evaluation: says what it will take, builds what is
+    stale, prints the table. `dvc repro` goes on to the profile of this machine and the serving study."""
     workspace, params = open_workspace()
     from rich.console import Console
 
@@ -51,7 +52,7 @@ def run() -> None:
     before = line.tracked_files(workspace)
     for item in line.mend_store(workspace, params):
         click.echo(f"made {item.stage} again: store {item.store} lacked {item.prefix}")
-    line.dvc(workspace, ["repro"])
+    line.dvc(workspace, ["repro", "calibrate", "evaluate"])
     line.write_comparison(workspace, params)
     serve_overlay.write_overlay(workspace, params)
     reports = load_reports(workspace, keys=list(params.runs))

@@ -67,11 +67,12 @@ def benchmarks() -> None:
 
 @click.command()
 def report() -> None:
-    """All runs side by side, from the reports that are there: reports/comparison.md and comparison.html."""
+    """All runs side by side, from the reports that are there: reports/comparison.md and comparison.html, and of the
+    serving studies serving.md and serving.html."""
     opened = open_workspace()
-    from draftsmith.jobs import line
+    from draftsmith.jobs import line, serve_overlay
 
-    for path in line.write_comparison(*opened):
+    for path in (*line.write_comparison(*opened), *serve_overlay.write_overlay(*opened)):
         click.echo(path)
 
 

@@ -21,9 +21,9 @@ __all__ = ["built_line", "prepared_line", "tiny_target"]
 STAGES = {
     "prompts",
     *(f"{stage}@{TARGET}" for stage in ("answers", "cache", "verify")),
-    *(f"{stage}@{key}" for stage in ("train", "calibrate", "evaluate") for key in (DSPARK, DFLASH)),
+    *(f"{stage}@{key}" for stage in ("train", "calibrate", "evaluate", "profile", "serve") for key in (DSPARK, DFLASH)),
 }
-TRACKED_STAGES = ("prompts", "answers", "cache", "train", "calibrate", "evaluate")
+TRACKED_STAGES = ("prompts", "answers", "cache", "train", "calibrate", "evaluate", "profile", "serve")
 
 
 def stages_run(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -213,6 +213,10 @@ def test_dvc_shows_what_there_is(built_line: Line, tmp_path: Path) -> None:
     assert {later for earlier, later in graph if earlier == f"train@{DSPARK}"} == {
         f"calibrate@{DSPARK}",
         f"evaluate@{DSPARK}",
+        f"profile@{DSPARK}",
+    }
+    assert {earlier for earlier, later in graph if later == f"serve@{DSPARK}"} == {
+        f"{stage}@{DSPARK}" for stage in ("calibrate", "evaluate", "profile")
     }
 
 
