@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from draftsmith.params import Params, Train
 from draftsmith.paths import Workspace
 from draftsmith.tracking import StageRun, stage_run
 from draftsmith.training.checkpoint import CheckpointStore, tag_of
+from draftsmith.training.confidence_fit import ConfidenceFit, fit_confidence
 from draftsmith.training.engine import TrainEngine
 from draftsmith.training.loader import StepLoader
 from draftsmith.training.loop import Hooks, StepReport, train
@@ -108,8 +110,11 @@ class Session:
                 drafter, engine=self.engine, loader=loader, held_out=held_out, recipe=self.recipe,
                 first_step=first_step, hooks=hooks,
             )  # fmt: skip
+            fitted = (
+                fit_confidence(drafter, batches=held_out, engine=self.engine) if drafter.config.confidence else None
+            )
             if self.is_first:
-                self._finish(drafter, found, tracked)
+                self._finish(drafter, found, tracked, confidence_fit=fitted)
 
     def _resume(self) -> tuple[int, str | None]:
         """Load the checkpoint that rank 0 fetched, on every rank.
@@ -175,7 +180,9 @@ class Session:
             values |= {f"validation_confidence_bias_{k + 1}": v for k, v in enumerate(found.confidence_bias or ())}
             tracked.log_metrics(values, step=step)
 
-    def _finish(self, drafter: Drafter, found: Validation, tracked: StageRun | None) -> None:
+    def _finish(
+        self, drafter: Drafter, found: Validation, tracked: StageRun | None, *, confidence_fit: ConfidenceFit | None
+    ) -> None:
         """Write drafter, contract and report; the drafter's weights are written last."""
         folder, report = self.workspace.drafter_dir(self.key), self.workspace.report_dir(self.key)
         samples = self.feed.source.samples
@@ -193,6 +200,7 @@ class Session:
             "expected_accepted_length": found.expected_accepted_length,
             "acceptance": list(found.acceptance),
             "confidence_bias": None if found.confidence_bias is None else list(found.confidence_bias),
+            "confidence_fit": None if confidence_fit is None else asdict(confidence_fit),
             "num_validation_blocks": found.num_blocks,
             "validations": self.validations,
             "seconds": round(self.trained_s, 1),
@@ -208,6 +216,9 @@ class Session:
             steps = [int(line["step"]) for line in self.curve]
             curves = [Curve(name, steps, values) for name, values in points.items()]
             tracked.log_figure(loss_figure(curves, title=f"Training of {self.key}"), "loss.png")
+            if confidence_fit is not None:
+                told = {f"confidence_fit_{name}": value for name, value in asdict(confidence_fit).items()}
+                tracked.log_metrics({name: v for name, v in told.items() if v is not None}, step=self.recipe.steps)
             tracked.log_json(body, "train.json")
         write_json(report / "train.json", body)
         save_drafter(drafter, folder=folder, dtype=torch.bfloat16, num_anchors=self.recipe.anchors)
