@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from draftsmith.figures import new_figure
 
 SCHEMA_VERSION = 1
 NULL_DRAWS = 1000
+NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 MEASURES = (
     "ece_before",
@@ -158,7 +161,10 @@ def reliability_csv(body: Mapping[str, Any]) -> str:
 
 
 def reliability_figure(body: Mapping[str, Any], *, title: str) -> Figure:
-    """Reliability diagrams of an applicable body, a panel a position: share accepted over predicted survival."""
+    """Reliability diagrams of an applicable body, a panel a position: share accepted over predicted survival.
+
+    A bar is the 95 % interval of its bin (`share_interval`).
+    """
     block_size = body["block_size"]
     num_columns = min(block_size, 4)
     num_rows = -(-block_size // num_columns)
@@ -175,6 +181,14 @@ def reliability_figure(body: Mapping[str, Any], *, title: str) -> Figure:
     return figure
 
 
+def share_interval(share: float, *, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` independent rounds; rounds of one answer are not quite that."""
+    spread = NORMAL_975**2 / count
+    centre = (share + spread / 2) / (1 + spread)
+    half = NORMAL_975 * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
 def _draw_position(panel: Axes, body: Mapping[str, Any], *, slot: int) -> None:
     panel.plot([0, 1], [0, 1], color="0.7", linewidth=1, linestyle="--")
     panel.set(xlim=(0, 1), ylim=(0, 1))
@@ -185,6 +199,9 @@ def _draw_position(panel: Axes, body: Mapping[str, Any], *, slot: int) -> None:
         largest = max((item["count"] for item in bins), default=1)
         means, shares = [item["mean_confidence"] for item in bins], [item["share_accepted"] for item in bins]
         panel.plot(means, shares, color=colour, linewidth=1, alpha=0.6, label=side)
+        ends = np.array([share_interval(item["share_accepted"], count=item["count"]) for item in bins]).reshape(-1, 2)
+        bars = np.abs(ends.T - shares)
+        panel.errorbar(means, shares, yerr=bars, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.5)
         panel.scatter(means, shares, s=[4 + 40 * item["count"] / largest for item in bins], color=colour)
         ece = body[f"ece_{side}"][slot]
         captions.append("none" if ece is None else f"{100 * ece:.1f} %")

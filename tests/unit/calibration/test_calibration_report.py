@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 
 from draftsmith.calibration.collect import RoundArrays, RoundSplit
 from draftsmith.calibration.report import (
@@ -17,6 +18,7 @@ from draftsmith.calibration.report import (
     not_applicable_body,
     reliability_csv,
     reliability_figure,
+    share_interval,
     sts_sidecar,
 )
 from draftsmith.errors import CalibrationError
@@ -191,3 +193,28 @@ def test_figure_has_a_panel_a_position_and_equal_bytes(body: dict[str, Any]) -> 
     data = png_bytes(figure)
     assert data.startswith(b"\x89PNG")
     assert data == png_bytes(reliability_figure(body, title="Reliability"))
+
+
+def test_bins_have_bars_of_their_interval(body: dict[str, Any]) -> None:
+    panel = reliability_figure(body, title="Reliability").axes[1]
+    bars = next(item for item in panel.collections if isinstance(item, LineCollection))
+    before = bars.get_segments()
+    low, high = share_interval(0.0, count=2)
+    np.testing.assert_allclose(before[0], [[0.465, low], [0.465, high]], atol=1e-12)
+    assert len(before) == 2
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.25, 8), (0.5, 100), (0.9, 30)])
+def test_share_interval_ends_where_the_share_is_just_not_rejected(share: float, count: int) -> None:
+    """Wilson's ends p solve |share - p| = 1.96 sqrt(p (1 - p) / n)."""
+    for end in share_interval(share, count=count):
+        assert abs(share - end) == pytest.approx(1.959963984540054 * math.sqrt(end * (1 - end) / count), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 5, 1000])
+def test_share_interval_stays_within_0_and_1(count: int) -> None:
+    spread = 1.959963984540054**2 / count
+    ends = [*share_interval(0.0, count=count), *share_interval(1.0, count=count)]
+    assert ends == pytest.approx([0.0, spread / (1 + spread), 1 / (1 + spread), 1.0], abs=1e-12)
+    assert min(ends) >= 0
+    assert max(ends) <= 1
