@@ -20,7 +20,7 @@ from draftsmith.nn.confidence import ConfidenceHead
 from draftsmith.params import LossWeights
 from draftsmith.training.engine import TrainEngine
 
-PENALTY = 0.3
+PENALTY = 0.1
 """Of the squared distance from the trained head, in features of deviation 1; the loss is a mean over slots."""
 MOST_SLOTS = 50_000
 """Slots of one rank that are fitted to: bounds the memory of the features."""
