@@ -37,7 +37,7 @@ run: setup ## The whole line: prompts, answers, cache, training, calibration, ev
 	@$(VENV)/bin/draftsmith run
 
 serve: setup ## What verification buys under load: times this machine (leave it alone), then simulates -> reports/KEY/serve.html
-	@$(VENV)/bin/dvc repro serve && $(VENV)/bin/draftsmith report
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" dvc repro serve && $(VENV)/bin/draftsmith report
 
 study: setup ## Six drafters on equal data and equal steps, side by side (an hour or more) -> reports/study
 	@$(VENV)/bin/draftsmith study
