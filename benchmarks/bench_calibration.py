@@ -25,7 +25,7 @@ from draftsmith.params import load_params
 from draftsmith.paths import Workspace
 from draftsmith.text.rows import decode_prompts
 
-COMMAND = "python benchmarks/bench_calibration.py"
+COMMAND = "make run && .venv/bin/python benchmarks/bench_calibration.py"
 KEY = "dspark_b7_2l-smollm2_135m"
 LEAST_SLOTS = 20_000
 MOST_AUC_CHANGE = 1e-12

@@ -279,7 +279,9 @@ class Session:
 
     def _lengths(self, confidence: NDArray[np.float64] | None, *, drafted: list[int]) -> list[int]:
         """What the policy has verified of each block: no more than was drafted."""
-        known = None if confidence is None else np.nan_to_num(confidence)
+        known = None
+        if confidence is not None:
+            known = np.where(np.arange(self._block_size) < np.array(drafted)[:, None], confidence, 0.0)
         blocks = DraftedBlocks(self._request_ids(), self._block_size, known)
         lengths = self._checked(self._policy(blocks), "verification lengths")
         return [min(length, most) for length, most in zip(lengths, drafted, strict=True)]

@@ -116,14 +116,18 @@ def run(
             ]
         body = bodies[0] | {"trace": _trace_facts(file, told), "what_if": bodies[1:]}
         from_anchor = params.drafters[plan.drafter].sample_from_anchor
-        for item in serve_bodies(body):
-            item["engine_settings"] = settings_body(recommend(item, sample_from_anchor=from_anchor))
+        settings = [recommend(item, sample_from_anchor=from_anchor) for item in serve_bodies(body)]
+        for item, found in zip(serve_bodies(body), settings, strict=True):
+            item["engine_settings"] = settings_body(found)
         page = serve_page(
             body, title=f"Serving study: {key}", sample_from_anchor=from_anchor,
             profiles={part.name: part.costs.profile for part in parts if part.costs.profile is not None},
         )  # fmt: skip
-        settings = settings_markdown(body, recommend(body, sample_from_anchor=from_anchor))
-        texts = {f"{stem}.md": serve_markdown(body), f"{stem}.html": page, f"{stem}-settings.md": settings}
+        texts = {
+            f"{stem}.md": serve_markdown(body),
+            f"{stem}.html": page,
+            f"{stem}-settings.md": settings_markdown(body, settings[0]),
+        }
         path = _write(workspace.report_dir(key), stem, body, texts=texts, tracked=tracked)
         _log(tracked, body)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from draftsmith.decoding.drafting import DraftHistory, DraftNothing, DraftPolicy
 from draftsmith.decoding.engine import Engine, Request
 from draftsmith.decoding.policies import DraftedBlocks, LengthPolicy, verify_all
 from draftsmith.decoding.rounds import Generation
-from draftsmith.errors import TargetError
+from draftsmith.errors import DraftsmithError, TargetError
 from draftsmith.serving.cost_table import CostTable
 from draftsmith.serving.policies import AsynchronousPolicy, FixedLength, SynchronousPolicy
 from draftsmith.serving.recorded import record_rounds
@@ -140,6 +141,14 @@ def test_slots_that_were_not_drafted_have_no_chance() -> None:
     rows = decode(Dictated([[2, 0]]), num=2, policy=spy)
     assert [[value > 0 for value in row] for row in seen[0]] == [[True, True, False], [False] * 3]
     assert [one.rounds[0].verified for one in rows] == [2, 0]
+
+
+def test_a_confidence_that_is_no_number_is_not_taken_for_an_undrafted_slot() -> None:
+    drafter = ScriptedDrafter(
+        table_draft(NEAR), target=TableTarget(TABLE), block_size=SIZE, confidence=lambda texts: [math.nan] * len(texts)
+    )
+    with pytest.raises(DraftsmithError, match="confidences must be probabilities: got nan"):
+        decode(Dictated([[2, 0]]), num=2, policy=SynchronousPolicy(SLOWER), drafter=drafter)
 
 
 @pytest.mark.parametrize("lengths", [[1], [1, SIZE + 1], [-1, 0]])
